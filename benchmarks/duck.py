@@ -1,7 +1,8 @@
 """DuckDB's Postgres scanner as a contender, in a process of its own: `python -m benchmarks.duck`.
 
-It and its extension come in wheels, which are fetched once into a directory beside this repository's other caches and never installed. The
-network may be missing: then `Unavailable` says so, and the others are measured without it.
+It and its extension come in wheels, which are fetched once into a directory beside this repository's other
+caches and never installed. The network may be missing: then `Unavailable` says so, and the others are
+measured without it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ def ensure_duckdb() -> None:
     if _CACHE.exists():
         return
     draft = _CACHE.with_suffix(".draft")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(draft)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--target",
+        str(draft),
+    ]
     done = subprocess.run([*pip, *_WHEELS], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unavailable(f"fetching DuckDB failed: {done.stderr.strip()[-500:]}")

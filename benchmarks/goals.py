@@ -41,7 +41,9 @@ def median_cpu(measured: Sequence[Measurement]) -> float:
 
 
 def rate_goals(case: str, measured: Rounds) -> Iterator[Goal]:
-    """The demands are on inserts of ten columns; of the others, and beside a warm Debezium, the same ratios are told."""
+    """The demands are on inserts of ten columns; of the others, and beside a warm Debezium, the same ratios
+    are told.
+    """
     ours, reference = measured[ARROW.name], measured[REFERENCE.name]
     is_demand = case == "inserts"
     if is_demand:
@@ -67,9 +69,15 @@ def latency_goals(measured: Mapping[str, Latency]) -> Iterator[Goal]:
     yield Goal("commit to Arrow, p99 ≤ 60 ms", ours.p99_seconds * 1000, ours.p99_seconds <= _P99_SECONDS)
 
 
-def transaction_goals(name: str, *, peak_bytes: int, spooled_rows: int, expected_rows: int, left: int) -> Iterator[Goal]:
+def transaction_goals(
+    name: str, *, peak_bytes: int, spooled_rows: int, expected_rows: int, left: int
+) -> Iterator[Goal]:
     """Of a capture while one large transaction came. `left`: files of transactions that are over."""
-    yield Goal(f"{name}: peak memory ≤ {_MOST_CAPTURE_BYTES >> 20} MiB", peak_bytes / (1 << 20), peak_bytes <= _MOST_CAPTURE_BYTES)
+    yield Goal(
+        f"{name}: peak memory ≤ {_MOST_CAPTURE_BYTES >> 20} MiB",
+        peak_bytes / (1 << 20),
+        peak_bytes <= _MOST_CAPTURE_BYTES,
+    )
     yield Goal(f"{name}: {expected_rows:,} rows in the spool", spooled_rows, spooled_rows == expected_rows)
     yield Goal(f"{name}: nothing left of open transactions", left, left == 0)
 

@@ -1,7 +1,8 @@
 """What a capture costs that has nothing to do: `python -m benchmarks.idle`.
 
-A process of its own follows a slot to the spool. Twice: in a database where nothing happens, and in one where everything that happens is in
-tables that are not published. It must use at most a fiftieth of a core; else the exit code is 1.
+A process of its own follows a slot to the spool. Twice: in a database where nothing happens, and in one where
+everything that happens is in tables that are not published. It must use at most a fiftieth of a core; else
+the exit code is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _WRITES_PER_SECOND = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description="CPU of a capture that has nothing to do.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.idle", description="CPU of a capture that has nothing to do."
+    )
     parser.add_argument("--seconds", type=int, default=30, help="how long to look, for each (default 30)")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
@@ -60,7 +63,9 @@ def _measure(source: BenchSource, seconds: int, *, is_written_to: bool) -> tuple
     with (
         source.slot(empty=True) as slot,
         ServerCpu(source.dsn, slot) as server,
-        subprocess.Popen(client_command("idle", source.dsn, slot, seconds), stdout=subprocess.PIPE) as process,
+        subprocess.Popen(
+            client_command("idle", source.dsn, slot, seconds), stdout=subprocess.PIPE
+        ) as process,
     ):
         assert process.stdout is not None
         process.stdout.readline()

@@ -1,7 +1,8 @@
 """What a transaction of any size costs the capture: `python -m benchmarks.large_transaction`.
 
-A process of its own captures one transaction of many rows, then another that is rolled back at its end. Its memory must stay below a
-gigabyte, every row that committed must be in the spool once, and nothing may be left of what was rolled back; else the exit code is 1.
+A process of its own captures one transaction of many rows, then another that is rolled back at its end. Its
+memory must stay below a gigabyte, every row that committed must be in the spool once, and nothing may be left
+of what was rolled back; else the exit code is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ from penstock.testing.embedded import EmbeddedPostgres
 
 _NAMES = ("committed before the capture began", "committed meanwhile", "rolled back at its end")
 _PATIENCE_SECONDS = 1800.0
-_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "shared_buffers": "512MB"}
+_SETTINGS = {
+    "autovacuum": "off",
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+    "shared_buffers": "512MB",
+}
 _CREATE = """
 CREATE TABLE public.large (
     id bigint PRIMARY KEY, customer int NOT NULL, state text NOT NULL, amount numeric(12, 2) NOT NULL, note text, at timestamptz NOT NULL
@@ -72,12 +78,20 @@ def main() -> None:
         rate = "" if report["seconds"] is None else f"{report['rows'] / report['seconds'] / 1000:,.0f}"
         peak = f"{report['peak_bytes'] / 1e6:,.0f}"
         table.add_row(name, f"{report['rows']:,}", rate, peak, f"{report['spooled']:,}", str(report["left"]))
-        facts = {"peak_bytes": report["peak_bytes"], "spooled_rows": report["spooled"], "left": report["left"]}
+        facts = {
+            "peak_bytes": report["peak_bytes"],
+            "spooled_rows": report["spooled"],
+            "left": report["left"],
+        }
         goals += transaction_goals(name, **facts, expected_rows=report["expected"])
     console.print(table)
     console.print(goal_table(goals))
     if arguments.save:
-        kept = {"machine": machine(), "versions": versions(release), **dict(zip(_NAMES, reports, strict=True))}
+        kept = {
+            "machine": machine(),
+            "versions": versions(release),
+            **dict(zip(_NAMES, reports, strict=True)),
+        }
         name = save("large-transaction", {**kept, "goals": [goal.to_json() for goal in goals]}).name
         console.print(f"saved as benchmarks/results/{name}")
     sys.exit(exit_code(goals))
@@ -89,9 +103,15 @@ def _server_version(dsn: str) -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_transaction", description="One transaction of many rows.")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the transaction that commits (default 10000000)")
-    parser.add_argument("--aborted-rows", type=int, default=1_000_000, help="of the one that is rolled back (default 1000000)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.large_transaction", description="One transaction of many rows."
+    )
+    parser.add_argument(
+        "--rows", type=int, default=10_000_000, help="of the transaction that commits (default 10000000)"
+    )
+    parser.add_argument(
+        "--aborted-rows", type=int, default=1_000_000, help="of the one that is rolled back (default 1000000)"
+    )
     parser.add_argument("--version", type=int, default=18, help="of Postgres (default 18)")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     parser.add_argument("--follow", nargs=3, help=argparse.SUPPRESS)
@@ -148,12 +168,14 @@ def _ask(process: subprocess.Popen[str], position: str) -> dict[str, Any]:
     return report
 
 
-# --- in the process that captures -------------------------------------------------------------------------------------------
+# --- in the process that captures ---------------------------------------------------------------------------
 
 
 def _follow(dsn: str, slot: str, spool: str) -> None:
     """Capture until the position that stands on the first line of the input, and tell what it took."""
-    settings = CaptureSettings(SourceAddress.parse(dsn), slot, "large", Path(spool), limits=CaptureLimits(quiet_seconds=0.2))
+    settings = CaptureSettings(
+        SourceAddress.parse(dsn), slot, "large", Path(spool), limits=CaptureLimits(quiet_seconds=0.2)
+    )
     capture = SpoolCapture(settings)
     capture.start()
     capture.wait_beyond(Position.ZERO, _PATIENCE_SECONDS)

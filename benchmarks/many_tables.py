@@ -1,7 +1,9 @@
-"""How long a start takes when there are many tables: from nothing to the first row in the spool. `make bench-tables`.
+"""How long a start takes when there are many tables: from nothing to the first row in the spool.
 
-The steps are those of a run: shapes of all tables, publication and slot, then a capture that decodes one row of every table. With a
-thousand tables all of it must take at most 15 s; else the exit code is 1.
+`make bench-tables`.
+
+The steps are those of a run: shapes of all tables, publication and slot, then a capture that decodes one row
+of every table. With a thousand tables all of it must take at most 15 s; else the exit code is 1.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def create_tables(dsn: str, count: int) -> list[TableName]:
             with connection.transaction():
                 for number in range(low, min(count, low + _BATCH)):
                     name = sql.Identifier(_NAME, f"t{number:05d}")
-                    connection.execute(sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, {})").format(name, columns))
+                    connection.execute(
+                        sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, {})").format(name, columns)
+                    )
     return [TableName(_NAME, f"t{number:05d}") for number in range(count)]
 
 
@@ -54,7 +58,9 @@ def insert_one_row_each(dsn: str, tables: list[TableName]) -> Position:
     with psycopg.connect(dsn, autocommit=True) as connection:
         with connection.transaction():
             for table in tables:
-                connection.execute(sql.SQL("INSERT INTO {} VALUES (1)").format(sql.Identifier(table.schema, table.name)))
+                connection.execute(
+                    sql.SQL("INSERT INTO {} VALUES (1)").format(sql.Identifier(table.schema, table.name))
+                )
         row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         return Position.parse(str(row[0]))
@@ -102,7 +108,9 @@ def main() -> None:
     arguments = parser.parse_args()
     count, console = arguments.tables, Console()
     with BenchSource() as source:
-        console.print(f"Postgres {source.version}, {count:,} tables of 10 columns, a row of each", highlight=False)
+        console.print(
+            f"Postgres {source.version}, {count:,} tables of 10 columns, a row of each", highlight=False
+        )
         seconds = measure_start(source.dsn, count)
         goal = start_goal(count, seconds[_WHOLE])
         figures = {

@@ -1,13 +1,14 @@
 """Memory of a running pipeline over many epochs of many tables. `make bench-memory`.
 
-Every epoch is one transaction that changes one row of every table: it updates one table in ten, and inserts into
-the others. An update of a table takes a Spark job, an insert of a few rows none, so more updates would only take
-more time. Every few epochs the benchmark samples the JVM's heap after a full collection, and the resident memory of
-the JVM without its heap, of the driver (this process), of the stream reader and of the Python workers.
+Every epoch is one transaction that changes one row of every table: it updates one table in ten, and inserts
+into the others. An update of a table takes a Spark job, an insert of a few rows none, so more updates would
+only take more time. Every few epochs the benchmark samples the JVM's heap after a full collection, and the
+resident memory of the JVM without its heap, of the driver (this process), of the stream reader and of the
+Python workers.
 
-A line through the samples of the second half must not rise by more than 5 % of their mean; else the exit code is 1.
-The first half is for warm-up: tables gather small files until compaction makes them one, and caches fill. The memory
-of Python workers is only reported: Spark starts and ends them as it needs them.
+A line through the samples of the second half must not rise by more than 5 % of their mean; else the exit code
+is 1. The first half is for warm-up: tables gather small files until compaction makes them one, and caches
+fill. The memory of Python workers is only reported: Spark starts and ends them as it needs them.
 
 SIGTERM ends the run after the current epoch, with the results so far.
 """
@@ -67,13 +68,21 @@ def _fill(dsn: str, tables: int) -> list[sql.Identifier]:
     names = [sql.Identifier(f"t{number:04d}") for number in range(tables)]
     with psycopg.connect(dsn, autocommit=True) as connection:
         for name in names:
-            connection.execute(sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, a int, b text, c timestamptz)").format(name))
-            connection.execute(sql.SQL("INSERT INTO {} SELECT g, 0, md5(g::text), now() FROM generate_series(1, 50) g").format(name))
+            connection.execute(
+                sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, a int, b text, c timestamptz)").format(name)
+            )
+            connection.execute(
+                sql.SQL(
+                    "INSERT INTO {} SELECT g, 0, md5(g::text), now() FROM generate_series(1, 50) g"
+                ).format(name)
+            )
     return names
 
 
 def _change(connection: psycopg.Connection, names: Sequence[sql.Identifier], turn: int) -> None:
-    """Make one transaction, and so one epoch: insert a row into each table, or update one, in one table of ten."""
+    """Make one transaction, and so one epoch: insert a row into each table, or update one, in one table of
+    ten.
+    """
     insert = sql.SQL("INSERT INTO {} (id, a, b, c) VALUES ({}, 1, 'x', now())")
     update = sql.SQL("UPDATE {} SET a = a + 1 WHERE id = {}")
     statements = [
@@ -151,11 +160,16 @@ class Stop:
         self.is_asked = True
 
 
-def measure(dsn: str, directory: Path, sink: str, *, tables: int, epochs: int, every: int, console: Console) -> list[Sample]:
+def measure(
+    dsn: str, directory: Path, sink: str, *, tables: int, epochs: int, every: int, console: Console
+) -> list[Sample]:
     names = _fill(dsn, tables)
     samples: list[Sample] = []
     stop = Stop()
-    with RunningPipeline(dsn, directory, sink, ["public.*"]) as run, psycopg.connect(dsn, autocommit=True) as connection:
+    with (
+        RunningPipeline(dsn, directory, sink, ["public.*"]) as run,
+        psycopg.connect(dsn, autocommit=True) as connection,
+    ):
         run.wait(lambda: run.is_streaming(tables), "all tables to stream")
         started = time.monotonic()
         for turn in range(epochs + 1):
@@ -166,7 +180,9 @@ def measure(dsn: str, directory: Path, sink: str, *, tables: int, epochs: int, e
                     break
             done = sum(rows for _, _, rows in run.epochs.ended)
             _change(connection, names, turn)
-            run.wait(lambda done=done: sum(rows for _, _, rows in run.epochs.ended) >= done + tables, "the epoch")  # type: ignore[misc]
+            run.wait(
+                lambda done=done: sum(rows for _, _, rows in run.epochs.ended) >= done + tables, "the epoch"
+            )  # type: ignore[misc]
     return samples
 
 
@@ -182,7 +198,11 @@ def _second_half(samples: Sequence[Sample]) -> Sequence[Sample]:
 def slope(samples: Sequence[Sample], name: str) -> float:
     """Bytes an epoch, over the second half."""
     half = _second_half(samples)
-    return float(statistics.linear_regression([each.epoch for each in half], [getattr(each, name) for each in half]).slope)
+    return float(
+        statistics.linear_regression(
+            [each.epoch for each in half], [getattr(each, name) for each in half]
+        ).slope
+    )
 
 
 def rise(samples: Sequence[Sample], name: str) -> float:
@@ -211,7 +231,10 @@ def main() -> None:
         parser.error(f"--epochs must be at least {_FEWEST_SAMPLES - 1} times --every")
     console = Console()
     with BenchSource() as source, tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
-        console.print(f"Postgres {source.version}, into {arguments.sink}, {arguments.epochs:,} epochs of {arguments.tables} tables")
+        console.print(
+            f"Postgres {source.version}, into {arguments.sink}, {arguments.epochs:,} epochs of "
+            f"{arguments.tables} tables"
+        )
         place = Path(directory)
         sizes = {"tables": arguments.tables, "epochs": arguments.epochs, "every": arguments.every}
         samples = measure(source.dsn, place, arguments.sink, **sizes, console=console)

@@ -39,7 +39,13 @@ def machine() -> dict[str, object]:
 
 def versions(postgres: str) -> dict[str, str]:
     packages = {name: version(name) for name in _PACKAGES}
-    return {"postgres": postgres, "python": platform.python_version(), "penstock": __version__, "commit": _commit(), **packages}
+    return {
+        "postgres": postgres,
+        "python": platform.python_version(),
+        "penstock": __version__,
+        "commit": _commit(),
+        **packages,
+    }
 
 
 def _commit() -> str:
@@ -52,7 +58,9 @@ def _commit() -> str:
 
 
 def _congestion_control() -> str | None:
-    """It decides how the server's small packets are put together, and so the rate of a client that does not mind it."""
+    """It decides how the server's small packets are put together, and so the rate of a client that does not
+    mind it.
+    """
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
     except OSError:

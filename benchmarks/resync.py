@@ -1,8 +1,9 @@
 """How long the other tables wait while a table is resynced. `make bench-resync`.
 
-A large and a small table stream under load; then the large one is resynced. The figure is the longest epoch from the order to the end of
-the resync, beside the longest one before it, and beside how long Spark takes, in the same run, to write all rows of the table again, which
-is what the swap at the end of a resync would cost inside an epoch. At most 2 s is the goal, whatever the size; else the exit code is 1.
+A large and a small table stream under load; then the large one is resynced. The figure is the longest epoch
+from the order to the end of the resync, beside the longest one before it, and beside how long Spark takes, in
+the same run, to write all rows of the table again, which is what the swap at the end of a resync would cost
+inside an epoch. At most 2 s is the goal, whatever the size; else the exit code is 1.
 """
 
 from __future__ import annotations
@@ -32,10 +33,15 @@ _BIG = TableName("public", "big")
 
 def _fill(dsn: str, rows: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE busy (id bigserial PRIMARY KEY, v text); INSERT INTO busy (v) VALUES ('first')")
-        connection.execute("CREATE TABLE big (id bigint PRIMARY KEY, a int, b text, c text, d timestamptz, e numeric)")
         connection.execute(
-            "INSERT INTO big SELECT g, g %% 100, md5(g::text), md5((-g)::text) || md5((g * 7)::text), now(), g / 3.0 "
+            "CREATE TABLE busy (id bigserial PRIMARY KEY, v text); INSERT INTO busy (v) VALUES ('first')"
+        )
+        connection.execute(
+            "CREATE TABLE big (id bigint PRIMARY KEY, a int, b text, c text, d timestamptz, e numeric)"
+        )
+        connection.execute(
+            "INSERT INTO big SELECT g, g %% 100, md5(g::text), md5((-g)::text) || md5((g * 7)::text), "
+            "now(), g / 3.0 "
             "FROM generate_series(1, %s) g",
             (rows,),
         )
@@ -55,7 +61,10 @@ def measure(dsn: str, directory: Path, sink: str, rows: int, rate: int) -> dict[
         change_overrides(run.config.state, lambda orders: orders.request_resync([_BIG]))
         run.wait(lambda: not load_overrides(run.config.state).resync, "the resync to end")
         ended = time.monotonic()
-        usual, during = run.epochs.seconds(ordered - _USUAL_SECONDS, ordered), run.epochs.seconds(ordered, ended + 1)
+        usual, during = (
+            run.epochs.seconds(ordered - _USUAL_SECONDS, ordered),
+            run.epochs.seconds(ordered, ended + 1),
+        )
         began = time.monotonic()
         open_sink(run.config, run.spark).read(_BIG).write.parquet(str(directory / "written"))
         written = time.monotonic() - began
@@ -84,14 +93,28 @@ def main() -> None:
         found = measure(source.dsn, Path(directory), arguments.sink, arguments.rows, arguments.rate)
         version = source.version
     worst = float(found["resync_epoch_max"])
-    goals = [Goal(f"longest epoch while {arguments.rows:,} rows are resynced ≤ {_MOST_SECONDS:.0f} s", worst, worst <= _MOST_SECONDS)]
-    console.print(f"Postgres {version}, into {arguments.sink}, {arguments.rows:,} rows, {arguments.rate} transactions/s in each table")
+    goals = [
+        Goal(
+            f"longest epoch while {arguments.rows:,} rows are resynced ≤ {_MOST_SECONDS:.0f} s",
+            worst,
+            worst <= _MOST_SECONDS,
+        )
+    ]
+    console.print(
+        f"Postgres {version}, into {arguments.sink}, {arguments.rows:,} rows, {arguments.rate} "
+        "transactions/s in each table"
+    )
     for name, value in found.items():
         if isinstance(value, float):
             console.print(f"  {name:<26} {value:8.2f} s", highlight=False)
     console.print(goal_table(goals))
     if arguments.save:
-        figures = {"machine": machine(), "versions": versions(version), "figures": found, "goals": [goal.to_json() for goal in goals]}
+        figures = {
+            "machine": machine(),
+            "versions": versions(version),
+            "figures": found,
+            "goals": [goal.to_json() for goal in goals],
+        }
         console.print(f"saved as benchmarks/results/{save('resync', figures).name}")
     sys.exit(exit_code(goals))
 

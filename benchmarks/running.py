@@ -1,4 +1,6 @@
-"""A pipeline that runs in this process while a benchmark works on it: its epochs, and a steady load on its source."""
+"""A pipeline that runs in this process while a benchmark works on it: its epochs, and a steady load on its
+source.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.table_states import TableState
 
 _PATIENCE_SECONDS = 3600.0
-SINKS: dict[str, dict[str, Any]] = {"delta": {"delta": {"path": "lake"}}, "iceberg": {"iceberg": {"warehouse": "lake", "catalog": "bench"}}}
+SINKS: dict[str, dict[str, Any]] = {
+    "delta": {"delta": {"path": "lake"}},
+    "iceberg": {"iceberg": {"warehouse": "lake", "catalog": "bench"}},
+}
 
 
 class Epochs(PipelineObserver):
@@ -34,7 +39,9 @@ class Epochs(PipelineObserver):
         self.ended.append((time.monotonic(), report.seconds, report.rows))
 
     def seconds(self, low: float, high: float) -> list[float]:
-        """How long the epochs took that ended between two moments, shortest first; those without rows do not count."""
+        """How long the epochs took that ended between two moments, shortest first; those without rows do not
+        count.
+        """
         return sorted(seconds for at, seconds, rows in self.ended.copy() if low <= at <= high and rows)
 
     def seconds_of(self, moment: float) -> float:
@@ -47,7 +54,13 @@ class RunningPipeline:
 
     def __init__(self, dsn: str, directory: Path, sink: str, tables: list[str], **more: Any) -> None:
         path = directory / "pipeline.yaml"
-        document = {"pipeline": "bench", "source": {"dsn": dsn}, "tables": tables, "sink": SINKS[sink], **more}
+        document = {
+            "pipeline": "bench",
+            "source": {"dsn": dsn},
+            "tables": tables,
+            "sink": SINKS[sink],
+            **more,
+        }
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         self.config: PipelineConfig = load_config(path)
         self.spark: SparkSession = start_session(self.config)
@@ -73,7 +86,9 @@ class RunningPipeline:
 
     def is_streaming(self, count: int) -> bool:
         """Whether so many tables stream."""
-        return sum(status.state is TableState.STREAMING for status in self._pipeline.statuses.values()) >= count
+        return (
+            sum(status.state is TableState.STREAMING for status in self._pipeline.statuses.values()) >= count
+        )
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -1,8 +1,9 @@
 """Snapshot speed beside COPY, DuckDB and Spark's JDBC reader: `python -m benchmarks.snapshot`.
 
-One server, one table at rest; every contender copies all of it over TCP on the loopback address, in turn, several times, with two
-connections. Those on Spark share one session: their first copies, before everything is loaded and compiled, are told apart and not
-compared. Only the ratios within one run say something: the machine is part of the figures.
+One server, one table at rest; every contender copies all of it over TCP on the loopback address, in turn,
+several times, with two connections. Those on Spark share one session: their first copies, before everything
+is loaded and compiled, are told apart and not compared. Only the ratios within one run say something: the
+machine is part of the figures.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def main() -> None:
             "load_average": load,
             "rows": arguments.rows,
             "first": {name: each.to_json() for name, each in first.items()},
-            "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
+            "rounds": {
+                name: [each.to_json() for each in each_round] for name, each_round in measured.items()
+            },
             "ratio": {name: ratio(measured, name, REFERENCE.name) for name in measured},
         }
     run.show(measured, first, load)
@@ -82,16 +85,25 @@ def main() -> None:
 def snapshot_goals(measured: Rounds) -> Iterator[Goal]:
     """What a snapshot is held to; DuckDB may be missing."""
     names = [name for name in measured if name.startswith("DuckDB")]
-    demands = [(PARQUET, REFERENCE.name, 0.5), (PARQUET, JDBC, 2.0), *((PARQUET, name, _LEVEL) for name in names), (DELTA, PARQUET, 0.6)]
+    demands = [
+        (PARQUET, REFERENCE.name, 0.5),
+        (PARQUET, JDBC, 2.0),
+        *((PARQUET, name, _LEVEL) for name in names),
+        (DELTA, PARQUET, 0.6),
+    ]
     for ours, theirs, least in demands:
         found = ratio(measured, ours, theirs)
         yield Goal(f"{ours} ≥ {least:g} × {theirs}", found, found >= least)
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.snapshot", description="Snapshot speed beside COPY, DuckDB and JDBC.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.snapshot", description="Snapshot speed beside COPY, DuckDB and JDBC."
+    )
     parser.add_argument("--rows", type=int, default=_ROWS, help=f"rows in the table (default {_ROWS:,})")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender copies them (default 3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each contender copies them (default 3)"
+    )
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     return parser.parse_args()
 
@@ -131,14 +143,25 @@ class _Run:
     def show(self, measured: dict[str, list[Copy]], first: dict[str, Copy], load: Sequence[float]) -> None:
         console = self._console
         rounds = len(next(iter(measured.values())))
-        title = f"a table of {self._rows:,} rows of 10 columns, {PARALLELISM} connections; median of {rounds}, min–max; Spark is warm"
+        title = (
+            f"a table of {self._rows:,} rows of 10 columns, {PARALLELISM} connections; median of "
+            f"{rounds}, min–max; Spark is warm"
+        )
         console.print(rate_table(title, measured, REFERENCE.name))
         for name, timed in self._timed.items():
             written = measured[name][-1].bytes
-            console.print(f"  {name}: timed from {timed}" + (f"; {written / 1e6:.0f} MB written" if written else ""))
+            console.print(
+                f"  {name}: timed from {timed}" + (f"; {written / 1e6:.0f} MB written" if written else "")
+            )
         for name, each in first.items():
-            console.print(f"  {name}, the first in the session: {each.wall_seconds:.1f} s, {each.rows_per_second / 1000:.0f} k rows/s")
-        console.print(f"  load average of the machine: {load[0]:.1f} before, {load[1]:.1f} after, on {os.cpu_count()} cores\n")
+            console.print(
+                f"  {name}, the first in the session: {each.wall_seconds:.1f} s, "
+                f"{each.rows_per_second / 1000:.0f} k rows/s"
+            )
+        console.print(
+            f"  load average of the machine: {load[0]:.1f} before, {load[1]:.1f} after, on "
+            f"{os.cpu_count()} cores\n"
+        )
 
 
 if __name__ == "__main__":

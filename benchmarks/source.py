@@ -1,4 +1,6 @@
-"""The server that the contenders read from, with one stretch of WAL that each of them reads through a slot of its own."""
+"""The server that the contenders read from, with one stretch of WAL that each of them reads through a slot of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,15 @@ class BenchSource:
     def __enter__(self) -> Self:
         # Not a directory that only we may enter: the server may run as another user.
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
-        self.server = self._stack.enter_context(EmbeddedPostgres(Path(directory) / "data", 18, _SETTINGS, fsync=False))
+        self.server = self._stack.enter_context(
+            EmbeddedPostgres(Path(directory) / "data", 18, _SETTINGS, fsync=False)
+        )
         self._admin = self._stack.enter_context(psycopg.connect(self.dsn, autocommit=True))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     @property
@@ -64,7 +70,9 @@ class BenchSource:
         if case.seed is not None:
             self._call(case.seed, rows)
         publication, schema = sql.Identifier(PUBLICATION), sql.Identifier(SCHEMA)
-        self._admin.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLES IN SCHEMA {}").format(publication, schema))
+        self._admin.execute(
+            sql.SQL("CREATE PUBLICATION {} FOR TABLES IN SCHEMA {}").format(publication, schema)
+        )
         self._admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [_BASE_SLOT])
 
     def load(self, case: Case, rows: int) -> None:
@@ -72,7 +80,9 @@ class BenchSource:
         self._admin.execute("CHECKPOINT")
 
     def fill(self, case: Case, rows: int) -> None:
-        """The tables with so many rows in them, at rest: nothing is left for the first reader to do, and no slot holds anything up."""
+        """The tables with so many rows in them, at rest: nothing is left for the first reader to do, and no
+        slot holds anything up.
+        """
         self.prepare(case, 0)
         self._call(case.change, rows)
         self._admin.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
@@ -80,7 +90,11 @@ class BenchSource:
         self._admin.execute("CHECKPOINT")
 
     def blocks(self, table: str) -> int:
-        return int(self._one("SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint", [table]))
+        return int(
+            self._one(
+                "SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint", [table]
+            )
+        )
 
     def _call(self, function: str, rows: int) -> None:
         statement = change_call(function)
@@ -100,7 +114,10 @@ class BenchSource:
 
     def slot_backlog_bytes(self) -> int:
         """How much WAL lies before the slots."""
-        distance = self._one("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn) FROM pg_replication_slots LIMIT 1")
+        distance = self._one(
+            "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn) "
+            "FROM pg_replication_slots LIMIT 1"
+        )
         return int(distance)
 
     @contextmanager
@@ -142,7 +159,10 @@ def change_call(function: str) -> sql.Composed:
 
 
 class ServerCpu:
-    """Watches, in a `with` block, how much CPU the server process behind a slot uses. Zero where there is no /proc."""
+    """Watches, in a `with` block, how much CPU the server process behind a slot uses.
+
+    Zero where there is no /proc.
+    """
 
     def __init__(self, dsn: str, slot: str) -> None:
         self.seconds = 0.0
@@ -155,7 +175,9 @@ class ServerCpu:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
 
@@ -171,7 +193,9 @@ class ServerCpu:
 
     def _find(self, connection: psycopg.Connection) -> int | None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            row = connection.execute("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [self._slot]).fetchone()
+            row = connection.execute(
+                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
+            ).fetchone()
             if row is not None and row[0] is not None:
                 return int(row[0])
         return None

@@ -1,7 +1,8 @@
-"""One Spark session that copies a table again and again: each line on standard input names a way, and a directory.
+"""One Spark session that copies a table again and again: each line on standard input names a way, and a
+directory.
 
-`python -m benchmarks.spark_copies`. What each copy took comes as a line of JSON. The clock starts when the session is there; CPU is that of
-the driver, the JVM and its Python workers together.
+`python -m benchmarks.spark_copies`. What each copy took comes as a line of JSON. The clock starts when the
+session is there; CPU is that of the driver, the JVM and its Python workers together.
 """
 
 from __future__ import annotations
@@ -87,12 +88,20 @@ class _Copies:
             with connect(address) as connection:
                 table = next(each for each in inspect_tables(connection) if each.name == self._table)
                 schema = inspect_schema(connection, table)
-                whole = sum(chunk.heap_bytes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES, None))
-                chunk_bytes = min(_CHUNK_BYTES, whole // (self._spark.sparkContext.defaultParallelism * _CHUNKS_A_TASK))
+                whole = sum(
+                    chunk.heap_bytes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES, None)
+                )
+                chunk_bytes = min(
+                    _CHUNK_BYTES, whole // (self._spark.sparkContext.defaultParallelism * _CHUNKS_A_TASK)
+                )
                 chunks = plan_chunks(connection, table, schema, chunk_bytes, None)
             place = SnapshotPlace(str(directory), snapshot_schema(schema), "snapshot")
             tasks = [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]
-            files = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(chunk_writer(address, exported.name)).collect()
+            files = (
+                self._spark.sparkContext.parallelize(tasks, len(tasks))
+                .map(chunk_writer(address, exported.name))
+                .collect()
+            )
         return watch.report | {"rows": sum(file.rows for file in files)}
 
     def delta(self, directory: Path) -> Report:
@@ -114,7 +123,9 @@ class _Copies:
         return stages.report | {"run_seconds": time.perf_counter() - start}
 
     def _wake_workers(self) -> None:
-        """Spark ends Python workers that had nothing to do for a minute, which in a snapshot does not happen."""
+        """Spark ends Python workers that had nothing to do for a minute, which in a snapshot does not
+        happen.
+        """
         count = self._spark.sparkContext.defaultParallelism
         self._spark.sparkContext.parallelize(range(count), count).foreach(_wake)
 
@@ -150,7 +161,9 @@ class _Watch:
         self._start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> Report:

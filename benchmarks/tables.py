@@ -37,7 +37,9 @@ def ratio(measured: Rounds, name: str, reference: str) -> float:
 
 def _spread(measured: Sequence[Measurement], figure: Callable[[Measurement], float], form: str) -> str:
     values = [figure(each) for each in measured]
-    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
+    low, middle, high = (
+        form.format(value) for value in (min(values), statistics.median(values), max(values))
+    )
     return f"{middle}\n{low}–{high}"
 
 
@@ -47,5 +49,9 @@ def goal_table(goals: Sequence[Goal]) -> Table:
     table.add_column("measured", justify="right")
     table.add_column("")
     for goal in goals:
-        table.add_row(goal.text, f"{goal.measured:,.0f}" if goal.measured >= 1000 else f"{goal.measured:.3g}", _VERDICTS[goal.is_met])
+        table.add_row(
+            goal.text,
+            f"{goal.measured:,.0f}" if goal.measured >= 1000 else f"{goal.measured:.3g}",
+            _VERDICTS[goal.is_met],
+        )
     return table

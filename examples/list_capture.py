@@ -1,7 +1,8 @@
 """The smallest thing that keeps the contract of a change capture: a list of transactions, and a number.
 
-`Journal` stands for the source and for what is durable in it; everything else may be lost at any time. Run it to see changes go by, or
-read it as a pattern for a capture of your own: `tests/contract/test_list_capture.py` holds it to `ChangeCaptureConformance`.
+`Journal` stands for the source and for what is durable in it; everything else may be lost at any time. Run it
+to see changes go by, or read it as a pattern for a capture of your own: `tests/contract/test_list_capture.py`
+holds it to `ChangeCaptureConformance`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ class Journal:
 
 
 class Ledger:
-    """Of one stream: the transactions delivered and not yet done with, each with the changes that nobody has confirmed."""
+    """Of one stream: the transactions delivered and not yet done with, each with the changes that nobody has
+    confirmed.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._waiting: deque[tuple[int, set[int]]] = deque()
 
     def deliver(self, at: int, changes: int) -> list[ListAck]:
-        """A transaction is entered whole, before its first change goes out; so it cannot be done with too early."""
+        """A transaction is entered whole, before its first change goes out; so it cannot be done with too
+        early.
+        """
         unconfirmed = set(range(changes))
         with self._journal.changed:
             self._waiting.append((at, unconfirmed))
@@ -80,7 +85,8 @@ class ListCapture(ChangeCapture):
 
     @override
     def live(self) -> Generator[Change]:
-        # Not in the generator, which runs only when the first change is asked for: by then some could have been missed.
+        # Not in the generator, which runs only when the first change is asked for: by then some could have
+        # been missed.
         with self._journal.changed:
             if self._journal.resume is None:
                 self._journal.resume = len(self._journal.transactions)
@@ -117,7 +123,11 @@ class ListCapture(ChangeCapture):
     def lag(self) -> int | None:
         """In transactions: a list has no bytes."""
         with self._journal.changed:
-            return None if self._journal.resume is None else len(self._journal.transactions) - self._journal.resume
+            return (
+                None
+                if self._journal.resume is None
+                else len(self._journal.transactions) - self._journal.resume
+            )
 
 
 def _values(key: Key) -> tuple[object, ...]:

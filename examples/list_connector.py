@@ -1,7 +1,9 @@
-"""The smallest thing that keeps the contract of a source connector: rows in a list, and the number of those that may be forgotten.
+"""The smallest thing that keeps the contract of a source connector: rows in a list, and the number of those
+that may be forgotten.
 
-`Topic` stands for the source and for what is durable in it. Run it to see batches go by, or read it as a pattern for a connector of your
-own: `tests/contract/test_list_connector.py` holds it to `SourceConnectorConformance`.
+`Topic` stands for the source and for what is durable in it. Run it to see batches go by, or read it as a
+pattern for a connector of your own: `tests/contract/test_list_connector.py` holds it to
+`SourceConnectorConformance`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from penstock.errors import CheckpointError, ConnectorError, ConnectorStateError
 
 
 class Topic:
-    """Rows in order, each with the schema that it has; who wants to know of new ones; and how many may be forgotten."""
+    """Rows in order, each with the schema that it has; who wants to know of new ones; and how many may be
+    forgotten.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -58,7 +62,7 @@ class ListConnector(SourceConnector, SchemaProvider):
         self._wants_checkpoint = threading.Event()
         self._rows_total = self._bytes_total = 0
 
-    # --- required -------------------------------------------------------------------------------------------------------
+    # --- required -------------------------------------------------------------------------------------------
 
     @override
     def open(self, config: ConnectorConfig) -> None:
@@ -78,7 +82,9 @@ class ListConnector(SourceConnector, SchemaProvider):
                 self._ready.clear()  # under the lock: no row can come between the look and this
                 return None
         shape = found[0][0]
-        rows = [row for schema, row in found if schema is shape]  # up to the first of another shape, which is never taken back
+        rows = [
+            row for schema, row in found if schema is shape
+        ]  # up to the first of another shape, which is never taken back
         if self._at and shape != self._schema:
             self._wants_checkpoint.set()
         self._schema = shape
@@ -94,14 +100,20 @@ class ListConnector(SourceConnector, SchemaProvider):
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
-        return SourceCheckpoint({self._topic.name: str(self._at)}, self._at) if self._topic is not None else SourceCheckpoint()
+        return (
+            SourceCheckpoint({self._topic.name: str(self._at)}, self._at)
+            if self._topic is not None
+            else SourceCheckpoint()
+        )
 
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
         topic = self._opened()
         if self._is_reading:
             raise ConnectorStateError("reading has started, and a checkpoint comes too late")
-        text = checkpoint.offsets.get(topic.name, "") if checkpoint.offsets else "0"  # an empty one is the beginning
+        text = (
+            checkpoint.offsets.get(topic.name, "") if checkpoint.offsets else "0"
+        )  # an empty one is the beginning
         if not text.isdecimal():
             raise CheckpointError(f"the checkpoint is not one of topic {topic.name}")
         self._at = int(text)
@@ -113,7 +125,7 @@ class ListConnector(SourceConnector, SchemaProvider):
             with self._topic.lock:
                 self._topic.waiting.discard(self._ready)
 
-    # --- what it can do beyond that -------------------------------------------------------------------------------------
+    # --- what it can do beyond that -------------------------------------------------------------------------
 
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
@@ -151,7 +163,7 @@ class ListConnector(SourceConnector, SchemaProvider):
         with topic.lock:
             topic.forgettable = max(topic.forgettable, epoch)
 
-    # --- SchemaProvider -------------------------------------------------------------------------------------------------
+    # --- SchemaProvider -------------------------------------------------------------------------------------
 
     @override
     def partitions(self) -> tuple[str, ...]:
@@ -184,7 +196,9 @@ def main() -> None:
     connector.open({"topic": "greetings"})
     while (batch := connector.poll_batch(1)) is not None:
         print(batch.partition, batch.records.to_pylist())
-        checkpoint = connector.checkpoint()  # here a real consumer makes rows and checkpoint durable, in one act
+        checkpoint = (
+            connector.checkpoint()
+        )  # here a real consumer makes rows and checkpoint durable, in one act
         connector.notify_epoch_committed(checkpoint.epoch)
     connector.close()
     print("may be forgotten:", topic.forgettable)

@@ -1,7 +1,9 @@
-"""The smallest thing that keeps the contract of provisioning: a list of the tables that are streamed, and who may add to it.
+"""The smallest thing that keeps the contract of provisioning: a list of the tables that are streamed, and who
+may add to it.
 
-`Register` stands for the source. Run it to see a gap being reported and closed, or read it as a pattern for a capture of your own that sets
-up what it needs: `tests/contract/test_list_provisioning.py` holds it to `CaptureProvisioningConformance`.
+`Register` stands for the source. Run it to see a gap being reported and closed, or read it as a pattern for a
+capture of your own that sets up what it needs: `tests/contract/test_list_provisioning.py` holds it to
+`CaptureProvisioningConformance`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class ListProvisioning(CaptureProvisioning):
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
         missing = frozenset(required - self._register.streamed)
         statements = tuple(f"ADD {table}" for table in sorted(missing))
-        blocker = Blocker(PrivilegeError.code, "this role may only look", f"as somebody who may add: {' '.join(statements)}")
+        blocker = Blocker(
+            PrivilegeError.code, "this role may only look", f"as somebody who may add: {' '.join(statements)}"
+        )
         return CoverageReport(
             satisfied=not missing,
             present=frozenset(required & self._register.streamed),

@@ -1,7 +1,9 @@
-"""The smallest thing that keeps the contract of a record source: a list of events, and how many of them are acknowledged.
+"""The smallest thing that keeps the contract of a record source: a list of events, and how many of them are
+acknowledged.
 
-`Log` stands for the source and for what is durable in it; everything else may be lost at any time. Run it to see records go by, or read
-it as a pattern for a source of your own: `tests/contract/test_list_records.py` holds it to the suites.
+`Log` stands for the source and for what is durable in it; everything else may be lost at any time. Run it to
+see records go by, or read it as a pattern for a source of your own: `tests/contract/test_list_records.py`
+holds it to the suites.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from datetime import UTC, datetime
 
 from typing_extensions import override
 
-from penstock import CdcIterator, Delete, Record, RecordPosition, RecordSource, Snapshotter, TableName, Truncate, Upsert
+from penstock import (
+    CdcIterator,
+    Delete,
+    Record,
+    RecordPosition,
+    RecordSource,
+    Snapshotter,
+    TableName,
+    Truncate,
+    Upsert,
+)
 from penstock.contracts.capture import Event
 from penstock.contracts.records import OPERATION, TABLE, Operation
 from penstock.errors import (
@@ -135,7 +147,10 @@ class ListIterator(CdcIterator):
 
 
 class ListRecordSource(RecordSource):
-    """Reads the table of the log that its address names, `list:NAME`. It can look up any event, so it needs no buffer."""
+    """Reads the table of the log that its address names, `list:NAME`.
+
+    It can look up any event, so it needs no buffer.
+    """
 
     def __init__(self, logs: Mapping[str, Log]) -> None:
         self._logs = logs
@@ -165,10 +180,18 @@ class ListRecordSource(RecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
         with self._lock:
-            if self._given is not None and position == self._before and not self._is_acked(self._given.position):
+            if (
+                self._given is not None
+                and position == self._before
+                and not self._is_acked(self._given.position)
+            ):
                 self._opened()
                 return self._given
-            record = self._event(position) if position is not None and _EVENT.fullmatch(position.text) else self._row(position)
+            record = (
+                self._event(position)
+                if position is not None and _EVENT.fullmatch(position.text)
+                else self._row(position)
+            )
             self._before, self._given = position, record
             return record
 
@@ -207,7 +230,9 @@ class ListRecordSource(RecordSource):
         elif not _ROW.fullmatch(position.text):
             raise RecordGoneError("not a position of this source", hint="begin with None")
         elif self._snapshotter is None or self._given is None or position != self._given.position:
-            raise SnapshotInterruptedError("that snapshot is over", hint="empty the target and begin with None")
+            raise SnapshotInterruptedError(
+                "that snapshot is over", hint="empty the target and begin with None"
+            )
         snapshotter = self._snapshotter
         assert snapshotter is not None
         if not snapshotter.has_next():
@@ -223,7 +248,9 @@ class ListRecordSource(RecordSource):
         at = _number(position, log)
         with log.changed:
             if at < log.acked:
-                raise RecordGoneError("what follows was acknowledged before", hint="empty the target and begin with None")
+                raise RecordGoneError(
+                    "what follows was acknowledged before", hint="empty the target and begin with None"
+                )
             log.changed.wait_for(lambda: len(log.events) > at or self._log is None, _WAIT_SECONDS)
             self._opened()
             if len(log.events) <= at:
@@ -245,7 +272,9 @@ def _record(table: TableName, event: Event, position: str, time: datetime, opera
         case Upsert():
             return Record(place, event.key, event.row, {OPERATION: operation.value, TABLE: str(table)}, time)
         case Delete():
-            return Record(place, event.key, None, {OPERATION: Operation.DELETE.value, TABLE: str(table)}, time)
+            return Record(
+                place, event.key, None, {OPERATION: Operation.DELETE.value, TABLE: str(table)}, time
+            )
         case Truncate():
             return Record(place, {}, None, {OPERATION: Operation.TRUNCATE.value, TABLE: str(table)}, time)
 

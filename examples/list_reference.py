@@ -1,7 +1,9 @@
-"""The smallest thing that keeps the contract of a reference table: a list of transactions, and how many of them were delivered.
+"""The smallest thing that keeps the contract of a reference table: a list of transactions, and how many of
+them were delivered.
 
-`Ledger` stands for the source; everything else may be lost at any time. Run it to see a table being kept, or read it as a pattern for a
-reference table of your own: `tests/contract/test_list_reference.py` holds it to `ReferenceTableConformance`.
+`Ledger` stands for the source; everything else may be lost at any time. Run it to see a table being kept, or
+read it as a pattern for a reference table of your own: `tests/contract/test_list_reference.py` holds it to
+`ReferenceTableConformance`.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ class ListReference(ReferenceTableSource):
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
-        return SourceCheckpoint({} if self._version is None else {"version": str(self._version)}, self._version or 0)
+        return SourceCheckpoint(
+            {} if self._version is None else {"version": str(self._version)}, self._version or 0
+        )
 
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
@@ -116,7 +120,9 @@ class ListReference(ReferenceTableSource):
             try:
                 self._version = int(checkpoint.offsets["version"])
             except (KeyError, ValueError) as error:
-                raise CheckpointError("the checkpoint is not one of a ledger", hint="start without it") from error
+                raise CheckpointError(
+                    "the checkpoint is not one of a ledger", hint="start without it"
+                ) from error
 
     @override
     def close(self) -> None:
@@ -131,7 +137,9 @@ class ListReference(ReferenceTableSource):
             raise ConnectorStateError("the reference table is closed")
 
 
-def batches(rows: list[dict[str, object]], kind: ChangeType, version: int, ordinal: int = 0) -> Iterator[pa.RecordBatch]:
+def batches(
+    rows: list[dict[str, object]], kind: ChangeType, version: int, ordinal: int = 0
+) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(rows), BATCH_ROWS):
         part = pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], COLUMNS)
         yield as_changes(part, kind, version, ordinal + start)
@@ -143,7 +151,9 @@ def changes(events: tuple[Event, ...], version: int) -> Iterator[pa.RecordBatch]
             case Upsert():
                 yield from batches([dict(event.row)], ChangeType.UPDATE_POSTIMAGE, version, ordinal)
             case Delete():
-                yield from batches([{"id": event.key["id"], "note": None}], ChangeType.DELETE, version, ordinal)
+                yield from batches(
+                    [{"id": event.key["id"], "note": None}], ChangeType.DELETE, version, ordinal
+                )
             case Truncate():
                 yield as_truncate(COLUMNS, version, ordinal)
 

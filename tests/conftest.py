@@ -36,7 +36,8 @@ _LAYERS_OF_MARK = {
     "recovery": ("recovery",),
     "acceptance": ("acceptance",),
 }
-"""The Makefile names the directories of each suite: a test with the mark in another layer would run in none."""
+"""The Makefile names the directories of each suite: a test with the mark in another layer would run in none.
+"""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -48,7 +49,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("spark")
     for mark, layers in _LAYERS_OF_MARK.items():
         if item.get_closest_marker(mark) is not None and layer not in layers:
-            raise pytest.UsageError(f"{item.nodeid} is marked {mark}, which the suites run only in {', '.join(layers)}")
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {mark}, which the suites run only in {', '.join(layers)}"
+            )
 
 
 @pytest.hookimpl(trylast=True)

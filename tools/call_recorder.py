@@ -1,8 +1,11 @@
-"""Records which modules of penstock a process calls. `trace_insert` installs it as `sitecustomize`, so every Python process has it.
+"""Records which modules of penstock a process calls.
 
-At import, each function of penstock gets a first statement that reports the module. This costs nothing elsewhere, unlike a profile
-function, under which Spark's Python workers start too late. The first byte of a shared file switches the recording on for all
-processes. Each appends one line for each thread and module at the first call: time, process, thread, module.
+`trace_insert` installs it as `sitecustomize`, so every Python process has it.
+
+At import, each function of penstock gets a first statement that reports the module. This costs nothing
+elsewhere, unlike a profile function, under which Spark's Python workers start too late. The first byte of a
+shared file switches the recording on for all processes. Each appends one line for each thread and module at
+the first call: time, process, thread, module.
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ class _ReportingLoader(SourceFileLoader):
 
 class _PenstockFinder:
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name.partition(".")[0] not in ("penstock", "pyspark_penstock"):
             return None
         spec = PathFinder.find_spec(name, path, target)

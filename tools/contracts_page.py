@@ -1,7 +1,8 @@
 """Reference page of the contracts: every sentence of the documents behind them, with the tests that cover it.
 
-A document is a TOML file in `contract_documents/`. Conformance tests name the sentences that they cover with `penstock.testing.rules.rule`;
-tests of our own implementations are listed in the file. A test fails if a sentence is not covered.
+A document is a TOML file in `contract_documents/`. Conformance tests name the sentences that they cover with
+`penstock.testing.rules.rule`; tests of our own implementations are listed in the file. A test fails if a
+sentence is not covered.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ SUITES: Mapping[str, tuple[type, ...]] = {
     "record_source": (RecordSourceConformance, SnapshotterConformance, CdcIteratorConformance),
     "mistakes": (),
 }
-"""The conformance suites of each document, in the order of the page. A test may also cover sentences of other documents."""
+"""The conformance suites of each document, in the order of the page.
+
+A test may also cover sentences of other documents.
+"""
 
 _INTRO = """\
 # Contracts
@@ -90,7 +94,9 @@ def covering_tests(document: Document, suites: Iterable[type]) -> dict[str, list
         for test in suite_tests(suite):
             for sentence in _sentences_of(test, document):
                 if sentence not in covered:
-                    raise LookupError(f"{document.name} has no sentence {sentence!r}, which {test.__name__} names")
+                    raise LookupError(
+                        f"{document.name} has no sentence {sentence!r}, which {test.__name__} names"
+                    )
                 covered[sentence].append(test.__name__)
     for sentence, names in document.tests.items():
         covered[sentence] += names
@@ -118,7 +124,9 @@ def _section(document: Document) -> Iterator[str]:
     yield "|---|---|"
     for sentence, tests in covering_tests(document, _all_suites()).items():
         yield f"| {_sentence_cell(document, sentence)} | {_tests_cell(document, sentence, tests)} |"
-    additional = [test.__name__ for suite in suites for test in suite_tests(suite) if not covered_sentences(test)]
+    additional = [
+        test.__name__ for suite in suites for test in suite_tests(suite) if not covered_sentences(test)
+    ]
     if additional:
         yield ""
         yield "Additional rules of Penstock:"

@@ -2,8 +2,8 @@
 
     python -m tools.idiom --limit src=2 --limit tests=2 --show 20
 
-Exits with 1 if the share of marked sentences in an area is above its limit (in percent). The markers are a sample:
-a low share does not prove that the text is plain, a high share proves that it is not.
+Exits with 1 if the share of marked sentences in an area is above its limit (in percent). The markers are a
+sample: a low share does not prove that the text is plain, a high share proves that it is not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ AREAS = {
     "docs": ("docs/**/*.md",),
     "top": ("*.md",),
 }
-EXEMPT = frozenset({"CHANGELOG.md", "docs/glossary.md", "tests/unit/test_house.py", "tests/unit/test_idiom.py"})
+EXEMPT = frozenset(
+    {"CHANGELOG.md", "docs/glossary.md", "tests/unit/test_house.py", "tests/unit/test_idiom.py"}
+)
 """A record of the past, the list of former terms, and tests that list banned words."""
 
 MARKERS = (
@@ -42,8 +44,14 @@ MARKERS = (
     r"\ball the while\b",
     r"\bfor (?:ever|good)\b",
     # Clauses without a noun: "what is refused is put aside".
-    r"(?:^|[.:;(,] )[Ww]hat (?:is|was|are|were|has|had|can|cannot|could|may|must|would|do|does|did)\b(?!.*\?$)",
-    r"(?:^|[.:;(,] )[Ww]hat (?:becomes|comes|goes|happens|keeps|makes|needs|else|only|no|one|a|an|the|it|they|there|we)\b(?!.*\?$)",
+    (
+        r"(?:^|[.:;(,] )[Ww]hat "
+        r"(?:is|was|are|were|has|had|can|cannot|could|may|must|would|do|does|did)\b(?!.*\?$)"
+    ),
+    (
+        r"(?:^|[.:;(,] )[Ww]hat "
+        r"(?:becomes|comes|goes|happens|keeps|makes|needs|else|only|no|one|a|an|the|it|they|there|we)\b(?!.*\?$)"
+    ),
     r"\bhow (?:far|much|many) (?:it|they|that) (?:is|are|has|have)\b",
     # Verbs of place and motion for states.
     r"\b(?:stands?|stood|lies|lay) (?:in|on|at|there|beside|before|behind|between|where)\b",
@@ -133,10 +141,21 @@ def parse_limit(text: str) -> tuple[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.idiom", description="Count sentences in the private idiom, by area.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.idiom", description="Count sentences in the private idiom, by area."
+    )
     parser.add_argument("root", nargs="?", type=Path, default=ROOT)
-    parser.add_argument("--limit", action="append", type=parse_limit, default=[], metavar="AREA=PERCENT", help="largest share allowed")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N marked sentences of each area")
+    parser.add_argument(
+        "--limit",
+        action="append",
+        type=parse_limit,
+        default=[],
+        metavar="AREA=PERCENT",
+        help="largest share allowed",
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, metavar="N", help="print the first N marked sentences of each area"
+    )
     chosen = parser.parse_args(arguments)
     limits = dict(chosen.limit)
     failed = False
@@ -146,7 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_above = limit is not None and area.share > limit
         failed = failed or is_above
         verdict = "" if limit is None else f"  limit {limit:g} %{': ABOVE' if is_above else ''}"
-        print(f"{name:6} {area.sentences:6} sentences {len(area.marked):5} marked {area.share:6.2f} %{verdict}")
+        print(
+            f"{name:6} {area.sentences:6} sentences {len(area.marked):5} marked {area.share:6.2f} %{verdict}"
+        )
         for path, sentence in area.marked[: chosen.show]:
             print(f"    {path}: {sentence[:160]}")
     return 1 if failed else 0

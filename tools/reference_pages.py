@@ -1,4 +1,5 @@
-"""Generate the reference pages from the code: `python -m tools.reference_pages docs/reference`, or `make docs`.
+"""Generate the reference pages from the code: `python -m tools.reference_pages docs/reference`, or `make
+docs`.
 
 The pages are committed; a test checks that they are current.
 """
@@ -16,9 +17,23 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.config.model import PipelineConfig, PollingConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
+from penstock.config.model import (
+    PipelineConfig,
+    PollingConfig,
+    SourceConfig,
+    SparkConfig,
+    TlsConfig,
+    TypesConfig,
+)
 from penstock.config.secrets import EnvReference, FileReference
-from penstock.config.sink import DeltaConfig, IcebergConfig, MaintenanceConfig, ParquetConfig, PostgresConfig, SinkConfig
+from penstock.config.sink import (
+    DeltaConfig,
+    IcebergConfig,
+    MaintenanceConfig,
+    ParquetConfig,
+    PostgresConfig,
+    SinkConfig,
+)
 from penstock.config.tables import ColumnsConfig, MaskConfig, TableRule
 from penstock.errors import PenstockError, Recovery
 from tools.contracts_page import contracts_page
@@ -29,7 +44,8 @@ _OR = " \\| "
 _REFERENCES: Mapping[type[BaseModel], str] = {EnvReference: "{env: NAME}", FileReference: "{file: PATH}"}
 
 _FOLLOWS: Mapping[Recovery, str] = {
-    Recovery.RETRY: "Penstock retries with backoff, from the same position. A single failing table is given up after some attempts.",
+    Recovery.RETRY: "Penstock retries with backoff, from the same position. A single failing table is "
+    "given up after some attempts.",
     Recovery.OPERATOR: "Penstock stops, or fails only the affected table, and shows a fix.",
     Recovery.FATAL: "Penstock stops, because continuing could damage data. Please report it.",
 }
@@ -42,7 +58,10 @@ def errors_page() -> str:
         "",
         "<!-- Generated from src/penstock/errors.py by `make docs`. -->",
         "",
-        "Error messages of Penstock start with one of these codes, in logs, in `penstock status` and in exceptions that Spark reports.",
+        (
+            "Error messages of Penstock start with one of these codes, in logs, in `penstock status` and in "
+            "exceptions that Spark reports."
+        ),
         "If there is a fix, it follows the message after `fix:`.",
         "",
         "The kind of an error determines what Penstock does:",
@@ -53,7 +72,10 @@ def errors_page() -> str:
         "",
         "| code | error | kind | meaning |",
         "|---|---|---|---|",
-        *(f"| `{kind.code}` | {kind.__name__} | {kind.recovery.value} | {_meaning(kind)} |" for kind in _sorted_errors()),
+        *(
+            f"| `{kind.code}` | {kind.__name__} | {kind.recovery.value} | {_meaning(kind)} |"
+            for kind in _sorted_errors()
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -67,13 +89,24 @@ def configuration_page() -> str:
         "",
         "A pipeline is configured by one YAML file. Unknown keys are errors.",
         "",
-        "- A path is relative to the file. A `file:` URL is accepted too; other URLs, such as `s3:`, are errors.",
+        (
+            "- A path is relative to the file. A `file:` URL is accepted too; other URLs, such as `s3:`, are "
+            "errors."
+        ),
         "- A duration is written as `500 ms`, `1 second`, `10 minutes`, `2 hours` or `7 days`.",
         "- A secret is a reference: `{env: NAME}` reads an environment variable, `{file: PATH}` a file.",
     ]
     for model, key in _MODELS.items():
         summary = inspect.cleandoc(model.__doc__ or "")
-        lines += ["", f"## {key}", "", " ".join(summary.split()), "", "| key | type | default | description |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {key}",
+            "",
+            " ".join(summary.split()),
+            "",
+            "| key | type | default | description |",
+            "|---|---|---|---|",
+        ]
         lines += [_field_row(name, field) for name, field in model.model_fields.items()]
     return "\n".join(lines) + "\n"
 
@@ -113,7 +146,10 @@ def write_pages(folder: Path) -> None:
 
 
 def _field_row(name: str, field: FieldInfo) -> str:
-    return f"| `{name}` | `{_type_text(field.annotation)}` | {_default_text(field)} | {field.description or ''} |"
+    return (
+        f"| `{name}` | `{_type_text(field.annotation)}` | {_default_text(field)} | "
+        f"{field.description or ''} |"
+    )
 
 
 def _default_text(field: FieldInfo) -> str:
@@ -128,7 +164,9 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def _type_text(annotation: Any) -> str:
-    """The type as a user writes its values: allowed words instead of an enum, `mapping` for a nested section."""
+    """The type as a user writes its values: allowed words instead of an enum, `mapping` for a nested
+    section.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_text(arguments[0])

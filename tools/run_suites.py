@@ -2,8 +2,8 @@
 
 Usage: python -m tools.run_suites [--lanes N] TARGET …
 
-Each TARGET is a target of the Makefile that runs pytest once. A lane takes the next target when its last one has ended,
-so name the longest first. The exit code is 1 if any suite failed.
+Each TARGET is a target of the Makefile that runs pytest once. A lane takes the next target when its last one
+has ended, so name the longest first. The exit code is 1 if any suite failed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _summarise(suites: list[Suite]) -> bool:
         print(suite.closing or "no closing line of pytest")
     for failure in [failure for suite in suites for failure in suite.failures]:
         print(failure)
-    print(f"{totals['passed']} passed, {totals['failed'] + totals['error']} failed, {totals['skipped']} skipped")
+    print(
+        f"{totals['passed']} passed, {totals['failed'] + totals['error']} failed, {totals['skipped']} skipped"
+    )
     return all(suite.status == 0 and suite.closing for suite in suites)
 
 

@@ -2,12 +2,13 @@
 
     python -m tools.trace_insert [--rows N] [--src DIRECTORY]
 
-Starts an embedded Postgres and `penstock run` into a Delta table, waits until the table streams, executes one INSERT,
-and waits until its position is confirmed to the server. A module counts if one of its functions was called in between:
-in the driver, in the reader process or in a Python worker. `--src` traces another version of the package.
+Starts an embedded Postgres and `penstock run` into a Delta table, waits until the table streams, executes one
+INSERT, and waits until its position is confirmed to the server. A module counts if one of its functions was
+called in between: in the driver, in the reader process or in a Python worker. `--src` traces another version
+of the package.
 
-Threads that supervise the pipeline run beside the INSERT whether or not there is one: the main thread of the driver, maintenance, and
-the checks of slot and publication. Modules that only they call are counted apart.
+Threads that supervise the pipeline run beside the INSERT whether or not there is one: the main thread of the
+driver, maintenance, and the checks of slot and publication. Modules that only they call are counted apart.
 """
 
 from __future__ import annotations
@@ -91,8 +92,13 @@ def _by_module(calls: Iterable[Call]) -> dict[str, list[Call]]:
 
 def trace_insert(source: Path, rows: int, directory: Path) -> Trace:
     """Run a pipeline with the package in `source`, and trace one INSERT of so many rows."""
-    with EmbeddedPostgres(directory / "postgres") as server, psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, item text, amount numeric(10, 2), at timestamptz)")
+    with (
+        EmbeddedPostgres(directory / "postgres") as server,
+        psycopg.connect(server.dsn(), autocommit=True) as connection,
+    ):
+        connection.execute(
+            "CREATE TABLE orders (id bigint PRIMARY KEY, item text, amount numeric(10, 2), at timestamptz)"
+        )
         _insert(connection, 0, 100)
         config = directory / "pipeline.yaml"
         config.write_text(json.dumps(_config(server.dsn())), encoding="utf-8")
@@ -100,7 +106,9 @@ def trace_insert(source: Path, rows: int, directory: Path) -> Trace:
         with (directory / "run.log").open("wb") as log:
             environment = _environment(source, calls)
             command = [sys.executable, "-m", "penstock.cli.main", "run", str(config)]
-            pipeline = subprocess.Popen(command, env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT)
+            pipeline = subprocess.Popen(
+                command, env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT
+            )
         try:
             _trace(connection, pipeline, directory, calls, rows)
         finally:
@@ -109,13 +117,16 @@ def trace_insert(source: Path, rows: int, directory: Path) -> Trace:
         return Trace(_load_calls(calls), pipeline.pid)
 
 
-def _trace(connection: psycopg.Connection, pipeline: subprocess.Popen[bytes], directory: Path, calls: Path, rows: int) -> None:
+def _trace(
+    connection: psycopg.Connection, pipeline: subprocess.Popen[bytes], directory: Path, calls: Path, rows: int
+) -> None:
     records = directory / "lake" / "penstock_epochs" / PIPELINE
     _await("the table streams", pipeline, lambda: _is_streaming(records))
     time.sleep(_SETTLE_SECONDS)
     _record(calls, is_on=True)
     _insert(connection, 1_000, rows)
-    # The end of the commit or later. An address from before the INSERT would be confirmed by an idle epoch too.
+    # The end of the commit or later. An address from before the INSERT would be confirmed by an idle epoch
+    # too.
     end = _query(connection, "SELECT pg_current_wal_insert_lsn()::text")
     confirmed = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots WHERE NOT temporary"
     _await("the INSERT is confirmed", pipeline, lambda: _query(connection, confirmed, end) is True)
@@ -123,7 +134,10 @@ def _trace(connection: psycopg.Connection, pipeline: subprocess.Popen[bytes], di
 
 
 def _insert(connection: psycopg.Connection, first: int, rows: int) -> None:
-    statement = "INSERT INTO orders SELECT g, 'item ' || g, g / 7.0, now() FROM generate_series(%s::bigint, %s::bigint) g"
+    statement = (
+        "INSERT INTO orders SELECT g, 'item ' || g, g / 7.0, now() "
+        "FROM generate_series(%s::bigint, %s::bigint) g"
+    )
     connection.execute(statement, (first, first + rows - 1))
 
 
@@ -179,7 +193,11 @@ def _await(what: str, pipeline: subprocess.Popen[bytes], condition: Callable[[],
 
 
 def _load_calls(calls: Path) -> list[Call]:
-    found = [Call.parse(line) for file in calls.glob("*.calls") for line in file.read_text(encoding="utf-8").splitlines()]
+    found = [
+        Call.parse(line)
+        for file in calls.glob("*.calls")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     return sorted(found, key=lambda call: call.at_ns)
 
 
@@ -187,7 +205,11 @@ def _report(trace: Trace) -> str:
     way = trace.on_the_way()
     lines = []
     for number, (module, calls) in enumerate(way.items(), 1):
-        places = dict.fromkeys(f"{trace.process(call)}/{call.thread.partition('_')[0]}" for call in calls if not trace.is_supervising(call))
+        places = dict.fromkeys(
+            f"{trace.process(call)}/{call.thread.partition('_')[0]}"
+            for call in calls
+            if not trace.is_supervising(call)
+        )
         lines.append(f"{number:>3}  {module.removeprefix('penstock.'):<44} {', '.join(places)}")
     packages: dict[str, int] = {}
     for module in way:
@@ -201,13 +223,26 @@ def _report(trace: Trace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Print the modules that one INSERT crosses.")
-    parser.add_argument("--rows", type=int, default=DEFAULT_ROWS, help=f"rows of the INSERT; default {DEFAULT_ROWS:,}")
-    parser.add_argument("--src", type=Path, default=ROOT / "src", help="directory of the package; default: src of this checkout")
-    parser.add_argument("--keep", type=Path, help="an empty directory for the files of the run; default: a temporary directory")
+    parser.add_argument(
+        "--rows", type=int, default=DEFAULT_ROWS, help=f"rows of the INSERT; default {DEFAULT_ROWS:,}"
+    )
+    parser.add_argument(
+        "--src",
+        type=Path,
+        default=ROOT / "src",
+        help="directory of the package; default: src of this checkout",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="an empty directory for the files of the run; default: a temporary directory",
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-trace-") as temporary:
         Path(temporary).chmod(0o755)
-        print(_report(trace_insert(given.src.resolve(), given.rows, (given.keep or Path(temporary)).resolve())))
+        print(
+            _report(trace_insert(given.src.resolve(), given.rows, (given.keep or Path(temporary)).resolve()))
+        )
 
 
 if __name__ == "__main__":

@@ -63,7 +63,18 @@ an element that goes to `_exact` |
 
 def types_page() -> str:
     """Every Postgres type, its Arrow and Spark types, and the values that go to `_exact`."""
-    lines = [_INTRO, "## Built-in types", "", *_rows(_builtin()), "", "## Types of extensions", "", *_rows(_extensions()), "", _OTHERS]
+    lines = [
+        _INTRO,
+        "## Built-in types",
+        "",
+        *_rows(_builtin()),
+        "",
+        "## Types of extensions",
+        "",
+        *_rows(_extensions()),
+        "",
+        _OTHERS,
+    ]
     return "\n".join(lines)
 
 
@@ -72,7 +83,10 @@ def _rows(described: Iterable[tuple[str, str]]) -> list[str]:
     names: dict[str, list[str]] = {}
     for name, becomes in described:
         names.setdefault(becomes, []).append(name)
-    rows = [f"| {', '.join(each)} | {becomes} |" for becomes, each in sorted(names.items(), key=lambda entry: len(entry[1]))]
+    rows = [
+        f"| {', '.join(each)} | {becomes} |"
+        for becomes, each in sorted(names.items(), key=lambda entry: len(entry[1]))
+    ]
     return ["| Postgres | Arrow | Spark | goes to `_exact` |", "|---|---|---|---|", *rows]
 
 

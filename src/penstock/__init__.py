@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # without a handler, Python would print warnings to the standard error
+logging.getLogger(__name__).addHandler(
+    logging.NullHandler()
+)  # without a handler, Python would print warnings to the standard error
 
 __all__ = [
     "Ack",

@@ -1,9 +1,11 @@
 """Arrow helpers without pandas: arrays over numpy memory, and Arrow types as text.
 
-pyarrow's own numpy conversion imports pandas where that is installed, which costs every Python worker its start-up time. The text form
-of types (`int64`, `decimal128(10, 2)`, `list<item: string>`) is the form in manifests of the spool.
+pyarrow's own numpy conversion imports pandas where that is installed, which costs every Python worker its
+start-up time. The text form of types (`int64`, `decimal128(10, 2)`, `list<item: string>`) is the form in
+manifests of the spool.
 
-A type whose text cannot be parsed back to the same type is stored as Arrow IPC bytes, so every type can be stored.
+A type whose text cannot be parsed back to the same type is stored as Arrow IPC bytes, so every type can be
+stored.
 """
 
 from __future__ import annotations
@@ -37,14 +39,16 @@ def bitmap(present: Bools) -> pa.Buffer:
 def as_bools(values: pa.BooleanArray) -> Bools:
     """A boolean array without nulls as a numpy mask."""
     bits = np.frombuffer(values.buffers()[1], np.uint8)
-    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
+    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(
+        np.bool_
+    )
 
 
 def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The distinct values in ascending order; the same array if it is already in that form.
 
-    `np.unique` hashes since numpy 2.3, which takes a second per million values. Row numbers nearly always ascend, which takes half a
-    millisecond to check.
+    `np.unique` hashes since numpy 2.3, which takes a second per million values. Row numbers nearly always
+    ascend, which takes half a millisecond to check.
     """
     if bool(np.all(values[1:] > values[:-1])):
         return values
@@ -54,7 +58,9 @@ def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Layout of the columns `_exact` and `_unchanged`: lists with at most one entry per table column, null in nearly every row."""
+    """Layout of the columns `_exact` and `_unchanged`: lists with at most one entry per table column, null in
+    nearly every row.
+    """
 
     order: npt.NDArray[np.int64]
     """Permutation from column order to row order of the entries."""
@@ -66,7 +72,9 @@ class Ragged:
     @classmethod
     def plan(cls, row_count: int, rows_by_column: dict[int, npt.NDArray[np.int64]]) -> Ragged:
         rows = np.concatenate(list(rows_by_column.values()))
-        columns = np.repeat(np.fromiter(rows_by_column, np.int64), [len(rows) for rows in rows_by_column.values()])
+        columns = np.repeat(
+            np.fromiter(rows_by_column, np.int64), [len(rows) for rows in rows_by_column.values()]
+        )
         order = np.argsort(rows, kind="stable")
         offsets = np.zeros(row_count + 1, np.int32)
         np.cumsum(np.bincount(rows, minlength=row_count), out=offsets[1:])
@@ -86,8 +94,27 @@ _IPC = "ipc:"
 _NAMED: dict[str, pa.DataType] = {
     str(arrow_type): arrow_type
     for arrow_type in (
-        *(pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.large_string(), pa.large_binary()),
+        *(
+            pa.null(),
+            pa.bool_(),
+            pa.int8(),
+            pa.int16(),
+            pa.int32(),
+            pa.int64(),
+            pa.uint8(),
+            pa.uint16(),
+            pa.uint32(),
+            pa.uint64(),
+        ),
+        *(
+            pa.float16(),
+            pa.float32(),
+            pa.float64(),
+            pa.string(),
+            pa.binary(),
+            pa.large_string(),
+            pa.large_binary(),
+        ),
         *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
         *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),

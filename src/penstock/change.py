@@ -1,7 +1,8 @@
 """Typed change batches, and the log steps in which decoders deliver them.
 
-A change batch has the table's columns, then the metadata columns below. The first three have the names of Delta's change data feed and
-Spark. Changes are ordered by the unique pair `(_commit_version, _ordinal)`, never by LSN, xid or time.
+A change batch has the table's columns, then the metadata columns below. The first three have the names of
+Delta's change data feed and Spark. Changes are ordered by the unique pair `(_commit_version, _ordinal)`,
+never by LSN, xid or time.
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ from penstock.schema import TableSchema
 
 
 class ChangeType(StrEnum):
-    """The values of `_change_type`. A change of the primary key is a `delete` of the old key and an `insert` of the new one.
+    """The values of `_change_type`.
+
+    A change of the primary key is a `delete` of the old key and an `insert` of the new one.
 
     So is every update of a table without a key under REPLICA IDENTITY FULL.
     """
 
     INSERT = "insert"
     UPDATE_PREIMAGE = "update_preimage"
-    """The old row of the `update_postimage` with the next ordinal. Only if `source.old_rows` asks for it and the server sends it."""
+    """The old row of the `update_postimage` with the next ordinal.
+
+    Only if `source.old_rows` asks for it and the server sends it.
+    """
     UPDATE_POSTIMAGE = "update_postimage"
     DELETE = "delete"
     TRUNCATE = "truncate"
     SNAPSHOT = "snapshot"
-    """A row of a snapshot, at the position of its fence. Only in the output of the Spark source; never in a spool."""
+    """A row of a snapshot, at the position of its fence.
+
+    Only in the output of the Spark source; never in a spool.
+    """
 
 
 CHANGE_TYPE = "_change_type"
@@ -43,17 +52,20 @@ EXACT = "_exact"
 
 EXACT_TYPE = pa.map_(pa.string(), pa.string())
 REPLACED = "\ufffd"
-"""Marks an unreadable text in `_exact`: replaces bytes that are not UTF-8, or precedes a text that is invalid for its type."""
+"""Marks an unreadable text in `_exact`: replaces bytes that are not UTF-8, or precedes a text that is invalid
+for its type.
+"""
 
 METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(CHANGE_TYPE, pa.string(), nullable=False),
-    # Null only in rows of a transaction that was open when they were written; the manifest then holds its value.
+    # Null only in rows of a transaction that was open when they were written; the manifest then holds its
+    # value.
     pa.field(COMMIT_VERSION, pa.int64()),
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
     pa.field(ORDINAL, pa.int64(), nullable=False),
     pa.field(XID, pa.int64(), nullable=False),
-    # Names of columns whose value the server did not send (unchanged TOAST); null if there are none. A delete names columns only if
-    # part of the row's identity is missing: such a change is never applied.
+    # Names of columns whose value the server did not send (unchanged TOAST); null if there are none. A delete
+    # names columns only if part of the row's identity is missing: such a change is never applied.
     pa.field(UNCHANGED, pa.list_(pa.string())),
     # Column name → exact Postgres text, for values that the typed column cannot hold; null if there are none.
     pa.field(EXACT, EXACT_TYPE),
@@ -69,12 +81,18 @@ def change_schema(table: TableSchema) -> pa.Schema:
 
 
 def metadata_index(table: TableSchema, name: str) -> int:
-    """The index of a metadata column in a change batch. Use it instead of the name: the table may have a column of that name."""
+    """The index of a metadata column in a change batch.
+
+    Use it instead of the name: the table may have a column of that name.
+    """
     return len(table.columns) + _METADATA_INDEXES[name]
 
 
-def snapshot_batch(batch: pa.RecordBatch, table: TableSchema, fence: int | None, ordinal: int) -> pa.RecordBatch:
-    """Convert snapshot rows (the table's columns and `_exact`) to changes of type `snapshot` at the fence, numbered from `ordinal`.
+def snapshot_batch(
+    batch: pa.RecordBatch, table: TableSchema, fence: int | None, ordinal: int
+) -> pa.RecordBatch:
+    """Convert snapshot rows (the table's columns and `_exact`) to changes of type `snapshot` at the fence,
+    numbered from `ordinal`.
 
     The commit time and xid of a snapshot row are unknown.
     """
@@ -87,7 +105,9 @@ def snapshot_batch(batch: pa.RecordBatch, table: TableSchema, fence: int | None,
             arrays.append(pa.repeat(pa.scalar(known[field_.name], field_.type), batch.num_rows))
         else:
             arrays.append(pa.nulls(batch.num_rows, field_.type))
-    return pa.RecordBatch.from_arrays([*batch.columns[:-1], *arrays, batch.columns[-1]], schema=change_schema(table))
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns[:-1], *arrays, batch.columns[-1]], schema=change_schema(table)
+    )
 
 
 def truncate_batch(table: TableSchema, position: Position) -> pa.RecordBatch:
@@ -121,7 +141,10 @@ class ChangeCounts:
     preimages: int = 0
     """Old rows of updates, which are in separate batches."""
     unidentified: int = 0
-    """Rows sent without their complete key (or old row, if there is no key). `_unchanged` names the missing columns."""
+    """Rows sent without their complete key (or old row, if there is no key).
+
+    `_unchanged` names the missing columns.
+    """
 
     @property
     def rows(self) -> int:
@@ -144,26 +167,35 @@ class ChangeCounts:
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Changes of one table under one version of its schema, in order. `rows` has exactly `change_schema(table)`."""
+    """Changes of one table under one version of its schema, in order.
+
+    `rows` has exactly `change_schema(table)`.
+    """
 
     table: TableSchema
     rows: pa.RecordBatch
     counts: ChangeCounts
     is_old: bool = False
-    """Whether the batch has only `update_preimage` rows. They are kept apart, so that other readers need not read them."""
+    """Whether the batch has only `update_preimage` rows.
+
+    They are kept apart, so that other readers need not read them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
     """A message of `pg_logical_emit_message` with a prefix that the capture subscribes to.
 
-    A transactional message takes effect at the commit, at `position`, before the change with number `ordinal`. A non-transactional message
-    takes effect at once, even if its transaction rolls back; it has neither xid nor position.
+    A transactional message takes effect at the commit, at `position`, before the change with number
+    `ordinal`. A non-transactional message takes effect at once, even if its transaction rolls back; it has
+    neither xid nor position.
     """
 
     prefix: str
     content: bytes
-    """Empty for a message that was dropped because of its size, or because too many messages waited for their commit."""
+    """Empty for a message that was dropped because of its size, or because too many messages waited for their
+    commit.
+    """
     lsn: Lsn
     """The address of the message itself."""
     xid: int | None = None
@@ -176,13 +208,24 @@ class LogicalMessage:
 
     @property
     def sort_key(self) -> tuple[Lsn, bool, int, Lsn]:
-        """Sort key of committed messages in log order. Messages of a commit precede a message at the end of that commit."""
-        return (self.position.lsn if self.position else self.lsn, not self.is_transactional, self.ordinal, self.lsn)
+        """Sort key of committed messages in log order.
+
+        Messages of a commit precede a message at the end of that commit.
+        """
+        return (
+            self.position.lsn if self.position else self.lsn,
+            not self.is_transactional,
+            self.ordinal,
+            self.lsn,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """Consecutive committed transactions. `end` is the position of the last one; `batches` may be empty (nothing published)."""
+    """Consecutive committed transactions.
+
+    `end` is the position of the last one; `batches` may be empty (nothing published).
+    """
 
     batches: tuple[ChangeBatch, ...]
     end: Position
@@ -194,9 +237,11 @@ class Transactions:
 
 @dataclass(frozen=True, slots=True)
 class TransactionPiece:
-    """Part of a large transaction that is still open: `_commit_version` and `_commit_timestamp` are null in its rows.
+    """Part of a large transaction that is still open: `_commit_version` and `_commit_timestamp` are null in
+    its rows.
 
-    `xid` is that of the top-level transaction. `_xid` is that of the subtransaction, which may be rolled back alone.
+    `xid` is that of the top-level transaction. `_xid` is that of the subtransaction, which may be rolled back
+    alone.
     """
 
     xid: int
@@ -212,7 +257,10 @@ class PiecesCommitted:
     end: Position
     commit_time: datetime
     keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Keys, by OID, of tables that the transaction created. They were unknown while it was open, so its pieces lack them."""
+    """Keys, by OID, of tables that the transaction created.
+
+    They were unknown while it was open, so its pieces lack them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +273,10 @@ class PiecesAborted:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The server has sent every transaction that commits up to `position`. Transactions sent in pieces may still be open."""
+    """The server has sent every transaction that commits up to `position`.
+
+    Transactions sent in pieces may still be open.
+    """
 
     position: Position
 

@@ -1,8 +1,9 @@
 """All errors of Penstock.
 
-Every error has a stable code, a `Recovery` that decides whether it is retried, and, where an operator can fix it, a hint with the exact
-fix. A raise site only chooses a class; `penstock.pipeline` and `penstock.capture` decide from `Recovery` whether to retry.
-Spark passes exceptions on as text, so the code is part of the message. No error contains a row value or a secret.
+Every error has a stable code, a `Recovery` that decides whether it is retried, and, where an operator can fix
+it, a hint with the exact fix. A raise site only chooses a class; `penstock.pipeline` and `penstock.capture`
+decide from `Recovery` whether to retry. Spark passes exceptions on as text, so the code is part of the
+message. No error contains a row value or a secret.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class PenstockError(Exception):
 
 
 def parse_error(text: str) -> PenstockError | None:
-    """Find a Penstock error in the text of an exception from Spark, which may be a traceback. None if it has none."""
+    """Find a Penstock error in the text of an exception from Spark, which may be a traceback.
+
+    None if it has none.
+    """
     match = re.search(r"(PEN-\d{4}): (.*)(?:\n  fix: (.*))?", text)
     cls = find_error(match[1]) if match else None
     return cls(match[2], hint=match[3]) if match and cls else None
@@ -65,7 +69,7 @@ def _rebuild(cls: type[PenstockError], message: str, hint: str | None) -> Pensto
     return cls(message, hint=hint)
 
 
-# --- configuration -------------------------------------------------------------------------------------------------------
+# --- configuration ------------------------------------------------------------------------------------------
 
 
 class ConfigError(PenstockError):
@@ -101,7 +105,7 @@ class InvalidUrlError(ConfigError):
     code = "PEN-1012"
 
 
-# --- the source: connection and server ------------------------------------------------------------------------------------
+# --- the source: connection and server ----------------------------------------------------------------------
 
 
 class SourceError(PenstockError):
@@ -147,14 +151,18 @@ class PublicationError(PenstockError):
 
 
 class ServerUnfitError(PenstockError):
-    """The server cannot be used as a source: too old, read-only for the role, or behind a connection pooler without replication."""
+    """The server cannot be used as a source: too old, read-only for the role, or behind a connection pooler
+    without replication.
+    """
 
     code = "PEN-1106"
     recovery = Recovery.OPERATOR
 
 
 class UntrustedObjectError(PrivilegeError):
-    """An existing schema, table, function or publication that Penstock needs belongs to an untrusted role or has another definition."""
+    """An existing schema, table, function or publication that Penstock needs belongs to an untrusted role or
+    has another definition.
+    """
 
     code = "PEN-1108"
 
@@ -166,11 +174,13 @@ class LockWaitError(PenstockError):
     recovery = Recovery.RETRY
 
 
-# --- the source: slot and position -------------------------------------------------------------------------------------------
+# --- the source: slot and position --------------------------------------------------------------------------
 
 
 class SlotMissingError(PenstockError):
-    """The slot (or, with polling, the resume position) no longer exists: changes since the targets were last updated are lost."""
+    """The slot (or, with polling, the resume position) no longer exists: changes since the targets were last
+    updated are lost.
+    """
 
     code = "PEN-1201"
     recovery = Recovery.OPERATOR
@@ -191,7 +201,10 @@ class SlotForeignError(PenstockError):
 
 
 class SlotLostError(PenstockError):
-    """The server invalidated the slot, and WAL that was still needed is lost. The message has the server's reason."""
+    """The server invalidated the slot, and WAL that was still needed is lost.
+
+    The message has the server's reason.
+    """
 
     code = "PEN-1204"
     recovery = Recovery.OPERATOR
@@ -242,7 +255,9 @@ class SlotTwoPhaseError(SlotForeignError):
 
 
 class TimelineChangedError(SystemChangedError):
-    """A standby was promoted or the server restored, and the new timeline may not contain all captured changes."""
+    """A standby was promoted or the server restored, and the new timeline may not contain all captured
+    changes.
+    """
 
     code = "PEN-1212"
 
@@ -282,27 +297,35 @@ class ChangeTableMissingError(PenstockError):
 
 
 class UncheckedTimelineError(PenstockError):
-    """The server was promoted, and the reader of the change table has not yet checked whether any delivered change was lost."""
+    """The server was promoted, and the reader of the change table has not yet checked whether any delivered
+    change was lost.
+    """
 
     code = "PEN-1218"
     recovery = Recovery.RETRY
 
 
 class SlotUnreservedError(PenstockError):
-    """Warning: the slot retains more WAL than the server allows, and may be invalidated at any time. It can still be read."""
+    """Warning: the slot retains more WAL than the server allows, and may be invalidated at any time.
+
+    It can still be read.
+    """
 
     code = "PEN-1220"
     recovery = Recovery.OPERATOR
 
 
 class ProtocolError(PenstockError):
-    """The server sent data that is not the replication protocol. The message has position and message kind, never the payload."""
+    """The server sent data that is not the replication protocol.
+
+    The message has position and message kind, never the payload.
+    """
 
     code = "PEN-1301"
     recovery = Recovery.FATAL
 
 
-# --- tables ------------------------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------
 
 
 class TableError(PenstockError):
@@ -319,13 +342,17 @@ class NoTablesError(TableError):
 
 
 class TableWithoutKeyError(TableError):
-    """The table's rows cannot be identified: its mode needs a key or REPLICA IDENTITY FULL, and it has neither."""
+    """The table's rows cannot be identified: its mode needs a key or REPLICA IDENTITY FULL, and it has
+    neither.
+    """
 
     code = "PEN-1402"
 
 
 class SchemaChangedError(TableError):
-    """The columns, key, mode or transform of a table changed in a way that its target cannot follow or `schema_changes` does not allow."""
+    """The columns, key, mode or transform of a table changed in a way that its target cannot follow or
+    `schema_changes` does not allow.
+    """
 
     code = "PEN-1403"
 
@@ -337,39 +364,51 @@ class UnsupportedTableError(TableError):
 
 
 class ReplicaIdentityError(TableError):
-    """Publishing the table would make UPDATE and DELETE of the application fail: it has no primary key and no other replica identity."""
+    """Publishing the table would make UPDATE and DELETE of the application fail: it has no primary key and no
+    other replica identity.
+    """
 
     code = "PEN-1405"
 
 
 class TableGapError(TableError):
-    """Changes of the table may be missing: it was removed from the publication for a time, or was dropped and recreated."""
+    """Changes of the table may be missing: it was removed from the publication for a time, or was dropped and
+    recreated.
+    """
 
     code = "PEN-1413"
 
 
 class RowUnidentifiedError(TableError):
-    """A change does not contain the key of its row: a partition has another replica identity than its root."""
+    """A change does not contain the key of its row: a partition has another replica identity than its
+    root.
+    """
 
     code = "PEN-1417"
 
     @classmethod
     def of(cls, table: object) -> Self:
         return cls(
-            f"a change of {table} does not contain the key, or the whole old row, that identifies its row in the target",
-            hint=f"give every partition of {table} the replica identity of its root (penstock check prints the statements), "
+            f"a change of {table} does not contain the key, or the whole old row, that identifies its row "
+            "in the target",
+            hint=f"give every partition of {table} the replica identity of its root (penstock check prints "
+            "the statements), "
             f"then penstock tables resync {table}",
         )
 
 
 class PartitionIdentityError(ReplicaIdentityError):
-    """A partition has another replica identity than its root, so deletes and key updates could not be applied to their rows."""
+    """A partition has another replica identity than its root, so deletes and key updates could not be applied
+    to their rows.
+    """
 
     code = "PEN-1418"
 
 
 class MembersDifferError(TableError):
-    """The tables routed into one target have different columns or keys, or one of them cannot be replicated."""
+    """The tables routed into one target have different columns or keys, or one of them cannot be
+    replicated.
+    """
 
     code = "PEN-1420"
 
@@ -382,27 +421,34 @@ class UnrepresentableError(TableError):
     @classmethod
     def of(cls, table: object, column: str) -> Self:
         return cls(
-            f"column {column!r} of {table} holds a value that its type cannot hold, and types.on_unrepresentable is error",
-            hint="set types.on_unrepresentable: null, which writes NULL and the exact text to _exact, or exclude the table",
+            f"column {column!r} of {table} holds a value that its type cannot hold, and "
+            "types.on_unrepresentable is error",
+            hint="set types.on_unrepresentable: null, which writes NULL and the exact text to _exact, or "
+            "exclude the table",
         )
 
 
 class UnreadableTextError(TableError):
-    """A value cannot be decoded: it is not valid UTF-8 (possible in a SQL_ASCII database), it is not in the text form of its type (whose
-    definition may have been dropped), or the columns of a change that triggers recorded are no longer known."""
+    """A value cannot be decoded: it is not valid UTF-8 (possible in a SQL_ASCII database), it is not in the
+    text form of its type (whose definition may have been dropped), or the columns of a change that triggers
+    recorded are no longer known.
+    """
 
     code = "PEN-1412"
 
     @classmethod
     def of(cls, table: object, column: str) -> Self:
         return cls(
-            f"column {column!r} of {table} has a value that is not valid UTF-8, or not in the text form of its type",
+            f"column {column!r} of {table} has a value that is not valid UTF-8, or not in the text form of "
+            "its type",
             hint=f"rewrite the invalid values of {column!r} in UTF-8 and resync the table, or exclude it",
         )
 
 
 class ChangeHeldError(TableError):
-    """A change has unchanged TOAST values that the target does not have, because an earlier change of the row was rejected."""
+    """A change has unchanged TOAST values that the target does not have, because an earlier change of the row
+    was rejected.
+    """
 
     code = "PEN-1414"
 
@@ -412,20 +458,30 @@ class ChangeHeldError(TableError):
 
     @classmethod
     def under_another_key(cls) -> Self:
-        return cls("it leaves values unchanged that the target does not have under the former key of the row", hint=_HELD)
+        return cls(
+            "it leaves values unchanged that the target does not have under the former key of the row",
+            hint=_HELD,
+        )
 
 
-_HELD = "fix the cause and replay the dead letters of the table, or update all columns of the row in the source"
+_HELD = (
+    "fix the cause and replay the dead letters of the table, or update all columns of the row in the source"
+)
 
 
 class TransformError(TableError):
-    """A transform does not match its table: a column does not exist, a cast is not possible, or the key would be lost."""
+    """A transform does not match its table: a column does not exist, a cast is not possible, or the key would
+    be lost.
+    """
 
     code = "PEN-1416"
 
 
 class TableFailedError(TableError):
-    """Applying, copying or maintaining the table failed repeatedly for a reason that no other code describes. The message names it."""
+    """Applying, copying or maintaining the table failed repeatedly for a reason that no other code describes.
+
+    The message names it.
+    """
 
     code = "PEN-1423"
 
@@ -442,7 +498,7 @@ class RowRefusedError(TableError):
     code = "PEN-1415"
 
 
-# --- spool ---------------------------------------------------------------------------------------------------------------------
+# --- spool --------------------------------------------------------------------------------------------------
 
 
 class SpoolError(PenstockError):
@@ -481,20 +537,24 @@ class SpoolFullError(SpoolError):
 
 
 class ConsumerBusyError(SpoolError):
-    """Two queries read a spool under the same consumer name, so that each could release changes that the other needs."""
+    """Two queries read a spool under the same consumer name, so that each could release changes that the
+    other needs.
+    """
 
     code = "PEN-2006"
     recovery = Recovery.OPERATOR
 
 
 class SpoolFormatError(SpoolError):
-    """The spool or the state at the target was written by an incompatible version of Penstock, or for another slot."""
+    """The spool or the state at the target was written by an incompatible version of Penstock, or for another
+    slot.
+    """
 
     code = "PEN-2004"
     recovery = Recovery.OPERATOR
 
 
-# --- sinks ---------------------------------------------------------------------------------------------------------------------
+# --- sinks --------------------------------------------------------------------------------------------------
 
 
 class SinkError(PenstockError):
@@ -512,7 +572,9 @@ class TargetForeignError(SinkError):
 
 
 class TargetRewoundError(SinkError):
-    """The target table is behind its recorded position: it was dropped, replaced or restored to an older version."""
+    """The target table is behind its recorded position: it was dropped, replaced or restored to an older
+    version.
+    """
 
     code = "PEN-3002"
     recovery = Recovery.OPERATOR
@@ -532,24 +594,32 @@ class SinkRefusedError(SinkError):
 
 
 class FileOutsideTableError(SinkRefusedError):
-    """The log of a Delta table refers to a file outside the table's directory. Penstock neither reads nor deletes it."""
+    """The log of a Delta table refers to a file outside the table's directory.
+
+    Penstock neither reads nor deletes it.
+    """
 
     code = "PEN-3008"
 
 
 class ValuesRefusedError(SinkRefusedError):
-    """The target rejected values of a row, because of a constraint on the target table or because the column type rejects them."""
+    """The target rejected values of a row, because of a constraint on the target table or because the column
+    type rejects them.
+    """
 
     code = "PEN-3005"
 
 
 class TargetFileLostError(SinkError):
-    """A file of the target table is missing or damaged. Retried a few times, in case the storage was briefly unavailable."""
+    """A file of the target table is missing or damaged.
+
+    Retried a few times, in case the storage was briefly unavailable.
+    """
 
     code = "PEN-3006"
 
 
-# --- pipeline --------------------------------------------------------------------------------------------------------------------
+# --- pipeline -----------------------------------------------------------------------------------------------
 
 
 class PipelineBusyError(PenstockError):
@@ -560,7 +630,10 @@ class PipelineBusyError(PenstockError):
 
 
 class SnapshotLostError(PenstockError):
-    """The exported snapshot was lost before all chunks were read. The remaining chunks are read with a new one."""
+    """The exported snapshot was lost before all chunks were read.
+
+    The remaining chunks are read with a new one.
+    """
 
     code = "PEN-4002"
     recovery = Recovery.RETRY
@@ -588,34 +661,45 @@ class CaptureMissingError(PenstockError):
 
 
 class TableRewrittenError(SnapshotLostError):
-    """A table was rewritten, truncated or altered during its snapshot, so the chunks read so far are not consistent."""
+    """A table was rewritten, truncated or altered during its snapshot, so the chunks read so far are not
+    consistent.
+    """
 
     code = "PEN-4005"
 
 
 class SnapshotTaskError(PenstockError):
-    """A Spark task that reads a snapshot ended without a reason, for example because its process was killed."""
+    """A Spark task that reads a snapshot ended without a reason, for example because its process was
+    killed.
+    """
 
     code = "PEN-4006"
     recovery = Recovery.RETRY
 
 
 class WorkerStartError(PenstockError):
-    """A Python worker process of Spark was killed or took too long to start, for example on an overloaded machine."""
+    """A Python worker process of Spark was killed or took too long to start, for example on an overloaded
+    machine.
+    """
 
     code = "PEN-4007"
     recovery = Recovery.RETRY
 
 
 class ComparisonFailedError(PenstockError):
-    """The comparison of one table ended with an unexpected error, such as Spark running out of memory. Other tables are compared."""
+    """The comparison of one table ended with an unexpected error, such as Spark running out of memory.
+
+    Other tables are compared.
+    """
 
     code = "PEN-4011"
     recovery = Recovery.OPERATOR
 
 
 class SlowTableError(PenstockError):
-    """Warning: a Delta table has a feature that only Delta's own MERGE can write, which makes each of its epochs many times slower."""
+    """Warning: a Delta table has a feature that only Delta's own MERGE can write, which makes each of its
+    epochs many times slower.
+    """
 
     code = "PEN-4012"
     recovery = Recovery.OPERATOR
@@ -628,7 +712,7 @@ class EpochMissedError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
-# --- connectors ------------------------------------------------------------------------------------------------------------------
+# --- connectors ---------------------------------------------------------------------------------------------
 
 
 class ConnectorError(PenstockError):
@@ -671,7 +755,7 @@ class SchemaIncompatibleError(RegistryRefusedError):
     code = "PEN-5012"
 
 
-# --- records, one at a time --------------------------------------------------------------------------------------------------------
+# --- records, one at a time ---------------------------------------------------------------------------------
 
 
 class NoRowsError(PenstockError):
@@ -696,13 +780,15 @@ class RecordNotFoundError(PenstockError):
 
 
 class RecordGoneError(RecordNotFoundError):
-    """The record after the position is no longer available: it was acknowledged, or the position belongs to another source."""
+    """The record after the position is no longer available: it was acknowledged, or the position belongs to
+    another source.
+    """
 
     code = "PEN-5104"
     recovery = Recovery.OPERATOR
 
 
-# --- reference tables ------------------------------------------------------------------------------------------------------------
+# --- reference tables ---------------------------------------------------------------------------------------
 
 
 class ReferenceTableError(ConnectorError):
@@ -712,7 +798,9 @@ class ReferenceTableError(ConnectorError):
 
 
 class ReferenceUnreadableError(ReferenceTableError):
-    """The files of a reference table cannot be read at the moment, for example because they are being written."""
+    """The files of a reference table cannot be read at the moment, for example because they are being
+    written.
+    """
 
     code = "PEN-5201"
     recovery = Recovery.RETRY

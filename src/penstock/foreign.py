@@ -1,7 +1,7 @@
 """Describe exceptions of other libraries without repeating their messages, which may contain row values.
 
-Only the class, Spark's error condition and, for a missing file, its path are safe to show in status and logs. Works on attributes, so that
-neither pyspark nor py4j is imported.
+Only the class, Spark's error condition and, for a missing file, its path are safe to show in status and logs.
+Works on attributes, so that neither pyspark nor py4j is imported.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from pathlib import PurePosixPath
 
 from penstock.errors import PenstockError
 
-_CLASS = re.compile(r"(?:^(?:: )?|Caused by: |\): )((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Exception|Error))(?=[:\s]|$)", re.M)
+_CLASS = re.compile(
+    r"(?:^(?:: )?|Caused by: |\): )((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Exception|Error))(?=[:\s]|$)", re.M
+)
 _CONDITION = re.compile(r"^(?:[\w.$]+: )?\[([A-Z][A-Z0-9_.]+)\]", re.M)
 _MISSING = re.compile(
     r"FileNotFoundError|FileNotFoundException|NoSuchFileException|FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|Failed to open local file"
 )
-_PATH = re.compile(r"(?:file:/{0,2}(?=/)|(?<![\w:/]))(/[^\s'\",;:]+\.(?:parquet|bin|avro|json|puffin|orc|crc))")
-_FULL = re.compile(r"(?:Error|Exception|\[Errno \d+\])[^\n]{0,40}(?:No space left on device|Disk quota exceeded)", re.I)
+_PATH = re.compile(
+    r"(?:file:/{0,2}(?=/)|(?<![\w:/]))(/[^\s'\",;:]+\.(?:parquet|bin|avro|json|puffin|orc|crc))"
+)
+_FULL = re.compile(
+    r"(?:Error|Exception|\[Errno \d+\])[^\n]{0,40}(?:No space left on device|Disk quota exceeded)", re.I
+)
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MOST_CAUSES = 20
 
 
 def describe(error: BaseException) -> str:
-    """A description of the root cause without row values: its class or Spark's error condition, and the path of a missing file.
+    """A description of the root cause without row values: its class or Spark's error condition, and the path
+    of a missing file.
 
     An error of Penstock never contains a row value, so it is shown whole.
     """
@@ -82,7 +89,11 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def _is_java(error: BaseException) -> bool:
     """Whether the exception comes from the JVM: py4j and pyspark keep it under these names."""
-    return getattr(error, "java_exception", None) is not None or getattr(error, "_origin", None) is not None or _is_pyspark(error)
+    return (
+        getattr(error, "java_exception", None) is not None
+        or getattr(error, "_origin", None) is not None
+        or _is_pyspark(error)
+    )
 
 
 def _is_pyspark(error: BaseException) -> bool:

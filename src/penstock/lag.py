@@ -1,6 +1,8 @@
-"""Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the transactions that hold it up.
+"""Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the transactions that
+hold it up.
 
-Values only. `postgres` samples them, `capture` combines them, and the spool's status file shows them to other processes.
+Values only. `postgres` samples them, `capture` combines them, and the spool's status file shows them to other
+processes.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | 
     if wal_status != "unreserved":
         return None
     return SlotUnreservedError(
-        f"{name} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it still needs, and invalidate it",
-        hint="let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
+        f"{name} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it "
+        "still needs, and invalidate it",
+        hint="let its reader catch up at once, and until it has: ALTER SYSTEM "
+        "SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
     )
 
 
@@ -36,7 +40,10 @@ def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: st
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that has not ended. `pid` is None for a prepared transaction, and `name` then identifies it."""
+    """A transaction that has not ended.
+
+    `pid` is None for a prepared transaction, and `name` then identifies it.
+    """
 
     pid: int | None
     name: str
@@ -46,7 +53,11 @@ class OpenTransaction:
     age_seconds: float | None
 
     def describe(self) -> str:
-        who = f"prepared transaction {self.name!r}" if self.pid is None else f"process {self.pid} ({self.name or 'no application name'})"
+        who = (
+            f"prepared transaction {self.name!r}"
+            if self.pid is None
+            else f"process {self.pid} ({self.name or 'no application name'})"
+        )
         age = f", open for {self.age_seconds:.0f} s" if self.age_seconds is not None else ""
         return f"{who} in {self.database}{age}, {self.state}"
 
@@ -74,7 +85,10 @@ class CaptureLag:
     """WAL that may still be written before the slot is in danger; None if the server has no limit."""
     wal_status: str | None
     catalog_xmin_age: int | None
-    """Age of the slot's catalog horizon in transactions. VACUUM cannot remove catalog rows that died since then."""
+    """Age of the slot's catalog horizon in transactions.
+
+    VACUUM cannot remove catalog rows that died since then.
+    """
     oldest_xmin_age: int | None
     """Age of the oldest snapshot of any session, in transactions."""
     holders: tuple[OpenTransaction, ...] = ()

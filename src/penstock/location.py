@@ -1,7 +1,9 @@
-"""Parse locations in the configuration: a path or a `file:` URL. Object stores and remote file systems are refused.
+"""Parse locations in the configuration: a path or a `file:` URL.
 
-Every file is read and written through the local file system. Without this check, pathlib would turn `s3://bucket/lake` into a local
-directory called `s3:`.
+Object stores and remote file systems are refused.
+
+Every file is read and written through the local file system. Without this check, pathlib would turn
+`s3://bucket/lake` into a local directory called `s3:`.
 """
 
 from __future__ import annotations
@@ -15,11 +17,17 @@ from penstock.errors import ConfigError
 # pathlib reduces `s3://` to `s3:/`. One letter before the colon is no scheme.
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<rest>/.*)", re.DOTALL)
 _FILE = re.compile(r"file:(//(localhost)?(?=/))?(?P<path>/.*)", re.DOTALL | re.IGNORECASE)
-_FIX = "give the path of a directory that driver and executors reach under one name, such as /mnt/lake, or its URL, file:///mnt/lake"
+_FIX = (
+    "give the path of a directory that driver and executors reach under one name, such as /mnt/lake, or "
+    "its URL, file:///mnt/lake"
+)
 
 
 def parse_location(location: str | Path) -> Path:
-    """The path of a location. Raises ValueError for any other URL; the message contains only its scheme, since the rest may be secret."""
+    """The path of a location.
+
+    Raises ValueError for any other URL; the message contains only its scheme, since the rest may be secret.
+    """
     text = str(location)
     file = _FILE.fullmatch(text)
     if file is not None and not file["path"].startswith("//"):
@@ -30,13 +38,16 @@ def parse_location(location: str | Path) -> Path:
     scheme = url["scheme"].lower()
     if scheme == "file":
         raise ValueError("a file: URL that names another host is not supported: write file:///path")
-    raise ValueError(f"{scheme}: URLs are not supported: object stores and remote file systems have to be mounted; {_FIX}")
+    raise ValueError(
+        f"{scheme}: URLs are not supported: object stores and remote file systems have to be mounted; {_FIX}"
+    )
 
 
 def absolute_path(location: str | Path, name: str) -> Path:
     """The absolute path of the setting `name`. Raises ConfigError for URLs other than `file:`.
 
-    Call it where the setting is read: the program may change its working directory later, and tasks run in other directories.
+    Call it where the setting is read: the program may change its working directory later, and tasks run in
+    other directories.
     """
     try:
         return parse_location(location).absolute()

@@ -1,7 +1,7 @@
 """Logging for the command line and for the Python processes that Spark starts.
 
-Log messages are fixed texts; their facts are in `extra`. The formatters here print both. As a library, Penstock configures no logging:
-an application adds its handlers to the logger `penstock`.
+Log messages are fixed texts; their facts are in `extra`. The formatters here print both. As a library,
+Penstock configures no logging: an application adds its handlers to the logger `penstock`.
 
 The command line passes its settings to Spark's processes in environment variables.
 """
@@ -56,8 +56,14 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
 
 
 def configure_from_environment() -> None:
-    """Configure logging in a process that Spark started. Does nothing if the environment variables are not set."""
-    level, form = os.environ.get(LEVEL_VARIABLE, "").lower(), os.environ.get(FORMAT_VARIABLE, LogFormat.TEXT).lower()
+    """Configure logging in a process that Spark started.
+
+    Does nothing if the environment variables are not set.
+    """
+    level, form = (
+        os.environ.get(LEVEL_VARIABLE, "").lower(),
+        os.environ.get(FORMAT_VARIABLE, LogFormat.TEXT).lower(),
+    )
     if level in set(LogLevel) and form in set(LogFormat):
         configure_logging(LogLevel(level), LogFormat(form))
 

@@ -6,9 +6,9 @@ class CaptureLimits:
     segment_rows: Annotated[int, Option("Rows at which a segment of the spool is sealed.", SIZE)] = 100_000
 ```
 
-The declaration has the name (`segmentRows`, unless `Option.name` says otherwise), type, default and description. Parsing, validation, the
-text form in which settings travel to the Spark source, and the pages in docs/reference follow from it. Names are case-insensitive, because
-Spark lower-cases them.
+The declaration has the name (`segmentRows`, unless `Option.name` says otherwise), type, default and
+description. Parsing, validation, the text form in which settings travel to the Spark source, and the pages in
+docs/reference follow from it. Names are case-insensitive, because Spark lower-cases them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class Option:
         return "" if value is None else self.kind.format(value)
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """The value in `given`, whose names are lower-case, or the default. Raises ConfigError for an invalid value."""
+        """The value in `given`, whose names are lower-case, or the default.
+
+        Raises ConfigError for an invalid value.
+        """
         text = given.get(self.key)
         is_left_out = text is None or (not text and (self.default is None or not self.kind.is_number))
         if text is None or is_left_out:
@@ -118,8 +121,12 @@ class Option:
         try:
             return self.kind.parse(text)
         except ValueError:
-            hint = f"the default is {self.default_text}" if self.default_text else "leave it out, or correct it"
-            raise ConfigError(f"the option {self.name!r} is not {self.kind.expected}: {text!r}", hint=hint) from None
+            hint = (
+                f"the default is {self.default_text}" if self.default_text else "leave it out, or correct it"
+            )
+            raise ConfigError(
+                f"the option {self.name!r} is not {self.kind.expected}: {text!r}", hint=hint
+            ) from None
 
 
 @cache
@@ -143,7 +150,10 @@ def read_fields(settings: type, given: Mapping[str, str]) -> dict[str, Any]:
 def write_fields(settings: object) -> dict[str, str]:
     """The text form of the fields that are options, by option name."""
     settings_class: type = type(settings)
-    return {option.name: option.text(getattr(settings, option.field)) for option in declared_options(settings_class)}
+    return {
+        option.name: option.text(getattr(settings, option.field))
+        for option in declared_options(settings_class)
+    }
 
 
 class OptionTable:
@@ -165,7 +175,10 @@ class OptionTable:
         return self._by_key[name.lower()]
 
     def check(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Lower-case names, without empty values. Raises ConfigError for an unknown name, and for all required options that are missing."""
+        """Lower-case names, without empty values.
+
+        Raises ConfigError for an unknown name, and for all required options that are missing.
+        """
         for name in options:
             if name.lower() not in self._by_key:
                 raise self._unknown(name)

@@ -1,7 +1,8 @@
 """Addresses in the write-ahead log.
 
-An `Lsn` is any address in the WAL. A `Position` is the end LSN of a commit record, and the only address that is stored, compared or
-confirmed. LSNs of changes are not unique: the first change of a transaction may carry the LSN at which the previous commit ended.
+An `Lsn` is any address in the WAL. A `Position` is the end LSN of a commit record, and the only address that
+is stored, compared or confirmed. LSNs of changes are not unique: the first change of a transaction may carry
+the LSN at which the previous commit ended.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Lsn:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """The end of a commit record, or an address between two commits up to which the server has sent everything."""
+    """The end of a commit record, or an address between two commits up to which the server has sent
+    everything.
+    """
 
     lsn: Lsn
 

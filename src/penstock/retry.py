@@ -13,7 +13,8 @@ _POLL_GROWTH = 1.5
 
 @dataclass(slots=True)
 class Backoff:
-    """Exponential backoff with jitter: counts consecutive failures and returns the pause before the next attempt.
+    """Exponential backoff with jitter: counts consecutive failures and returns the pause before the next
+    attempt.
 
     Not thread-safe.
     """

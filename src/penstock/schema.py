@@ -9,7 +9,9 @@ from typing import Self
 
 import pyarrow as pa
 
-GEOMETRY_TYPE = pa.struct([pa.field("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata={"encoding": "wkb"})])
+GEOMETRY_TYPE = pa.struct(
+    [pa.field("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata={"encoding": "wkb"})]
+)
 """PostGIS geometry. pyspark 4.1 fails on a field called `wkb` without metadata."""
 
 _PLAIN = r'[^".\s]+'
@@ -56,12 +58,17 @@ class Column:
     type_oid: int
     type_modifier: int = -1
     reader: str = ""
-    """The decoder of the values, as named in `postgres.types`; empty for text, and for types known by a built-in `type_oid`."""
+    """The decoder of the values, as named in `postgres.types`; empty for text, and for types known by a
+    built-in `type_oid`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Column numbers (`attnum`) and other catalog facts of a table. A number is never reused after a rename, drop or add."""
+    """Column numbers (`attnum`) and other catalog facts of a table.
+
+    A number is never reused after a rename, drop or add.
+    """
 
     numbers: tuple[int, ...]
     """The number of each column, in table order."""
@@ -70,11 +77,14 @@ class Attributes:
     heap: str
     """Differs after a table rewrite or TRUNCATE, and after a partition is attached or detached."""
     source: tuple[Column, ...] | None = None
-    """The source's columns that the numbers belong to, if a transform derives the table's columns from them."""
+    """The source's columns that the numbers belong to, if a transform derives the table's columns from them.
+    """
     made_by: str = ""
     """Fingerprint of that transform."""
     hidden_key: tuple[str, ...] = ()
-    """Generated key columns that logical replication does not send, so that `TableSchema.key` alone does not identify rows."""
+    """Generated key columns that logical replication does not send, so that `TableSchema.key` alone does not
+    identify rows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A table's schema as of one position. `key` lists the key columns in table order; it is empty for a table without a key."""
+    """A table's schema as of one position.
+
+    `key` lists the key columns in table order; it is empty for a table without a key.
+    """
 
     oid: int
     name: TableName
@@ -97,7 +110,10 @@ class TableSchema:
     attributes: Attributes | None = field(default=None, compare=False)
     """Only set if the schema was read from the catalog; pgoutput does not send these facts."""
     members: Members | None = field(default=None, compare=False)
-    """Only set for the target of routed tables, which does not exist in the source. `oid` is then derived from its members."""
+    """Only set for the target of routed tables, which does not exist in the source.
+
+    `oid` is then derived from its members.
+    """
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -108,6 +124,8 @@ class TableSchema:
 
 
 def key_in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-    """The key in table order; empty if one of its columns was renamed or dropped, since the rest does not identify rows."""
+    """The key in table order; empty if one of its columns was renamed or dropped, since the rest does not
+    identify rows.
+    """
     names = tuple(name for name in columns if name in key)
     return names if len(names) == len(key) else ()

@@ -27,7 +27,9 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileSecret(Secret):
-    """A secret in a file that may be rotated, such as a token. Every `reveal` reads the file, without its trailing newline.
+    """A secret in a file that may be rotated, such as a token.
+
+    Every `reveal` reads the file, without its trailing newline.
 
     Pickling stores the current value, because the file may exist only on this machine.
     """
@@ -47,9 +49,14 @@ class FileSecret(Secret):
             reason = f"the secret file {self.path} cannot be read: {error.strerror}"
             raise SecretError(reason, hint="check the path and its permissions") from error
         except UnicodeDecodeError as error:
-            raise SecretError(f"the secret file {self.path} is not UTF-8", hint="write the secret as text in UTF-8") from error
+            raise SecretError(
+                f"the secret file {self.path} is not UTF-8", hint="write the secret as text in UTF-8"
+            ) from error
         if not found:
-            raise SecretError(f"the secret file {self.path} is empty", hint="write it under another name, then rename it into place")
+            raise SecretError(
+                f"the secret file {self.path} is empty",
+                hint="write it under another name, then rename it into place",
+            )
         return found
 
     def __reduce__(self) -> tuple[object, ...]:

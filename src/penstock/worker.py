@@ -1,10 +1,11 @@
 """Reduce the overhead of small tasks in Spark's Python workers.
 
 Spark does two things around every task that cost more than a task of a few rows. Before it, Spark 4.1 calls
-`importlib.invalidate_caches()`, which makes every zip file on the path be read again, among them pyspark.zip with its thousand modules:
-about 100 ms. After it, every version runs a full `gc.collect()` over all imported modules. Zip files do not change while a worker runs,
-and imported modules are not garbage. So once per worker process, the zip importers keep their caches, and existing objects are excluded
-from garbage collection. A batch of one row then takes a third of the time.
+`importlib.invalidate_caches()`, which makes every zip file on the path be read again, among them pyspark.zip
+with its thousand modules: about 100 ms. After it, every version runs a full `gc.collect()` over all imported
+modules. Zip files do not change while a worker runs, and imported modules are not garbage. So once per worker
+process, the zip importers keep their caches, and existing objects are excluded from garbage collection. A
+batch of one row then takes a third of the time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import zipimport
 
 @functools.cache
 def settle_worker() -> None:
-    """Apply the settings. Call it at the start of every task; only the first call in a process has an effect."""
+    """Apply the settings.
+
+    Call it at the start of every task; only the first call in a process has an effect.
+    """
     for importer in sys.path_importer_cache.values():
         if isinstance(importer, zipimport.zipimporter):
             importer.invalidate_caches = _skip  # type: ignore[method-assign]

@@ -57,7 +57,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Watch:
-    """Repeatedly records which executor and driver processes hold connections to the server, by client port."""
+    """Repeatedly records which executor and driver processes hold connections to the server, by client
+    port.
+    """
 
     def __init__(self, readers: Readers, cluster: Cluster, driver: int) -> None:
         self._readers = readers
@@ -82,9 +84,13 @@ class Watch:
 
 @pytest.mark.versions(18)
 @pytest.mark.timeout(900)
-def test_executors_and_not_the_driver_read_chunks_and_segments(database: Database, mirror: MirrorFactory, cluster: Cluster) -> None:
+def test_executors_and_not_the_driver_read_chunks_and_segments(
+    database: Database, mirror: MirrorFactory, cluster: Cluster
+) -> None:
     database.execute("CREATE TABLE wide (id int PRIMARY KEY, v text)")
-    database.execute("INSERT INTO wide SELECT g, repeat('x', 1000) || g FROM generate_series(1, %s::int) g", ROWS)
+    database.execute(
+        "INSERT INTO wide SELECT g, repeat('x', 1000) || g FROM generate_series(1, %s::int) g", ROWS
+    )
     wide = mirror(snapshot_chunk_bytes=2 << 20, spark={"conf": cluster.conf})
     database.execute(NOTED)
     readers = Readers(int(str(conninfo_to_dict(database.dsn)["port"])))
@@ -104,7 +110,9 @@ def test_executors_and_not_the_driver_read_chunks_and_segments(database: Databas
     readers_of_segments = task_executors(events, f"penstock {write_epoch.__name__}")
     assert readers_of_segments
     assert readers_of_segments.keys() <= {"0", "1"}
-    executors = {event["Task Info"]["Executor ID"] for event in events if event["Event"] == "SparkListenerTaskEnd"}
+    executors = {
+        event["Task Info"]["Executor ID"] for event in events if event["Event"] == "SparkListenerTaskEnd"
+    }
     assert executors == {"0", "1"}, "every task of the run, including chunks"
 
 
@@ -114,7 +122,11 @@ def _wait_beyond(mirror: Mirror, process: subprocess.Popen[bytes], position: Pos
     def is_beyond() -> bool:
         assert process.poll() is None, _log(mirror)
         last = log.last()
-        return last is not None and last.position > position and all(each.applied for each in last.tables.values())
+        return (
+            last is not None
+            and last.position > position
+            and all(each.applied for each in last.tables.values())
+        )
 
     wait_for(is_beyond, f"an epoch beyond {position}", lambda: _log(mirror), RUN_SECONDS)
 
@@ -131,7 +143,9 @@ def _submitted(mirror: Mirror, cluster: Cluster) -> Iterator[subprocess.Popen[by
     (words,) = re.findall(r"^\$ spark-submit (.*) run\.py run shop\.yaml$", guide, re.MULTILINE)
     run = mirror.path.with_name("run.py")
     run.write_text(program, encoding="utf-8")
-    words = words.replace("spark://master.example:7077", cluster.master).replace("delta-spark_4.1", f"delta-spark_{spark_minor()}")
+    words = words.replace("spark://master.example:7077", cluster.master).replace(
+        "delta-spark_4.1", f"delta-spark_{spark_minor()}"
+    )
     with mirror.path.with_name("run.log").open("wb") as output:
         process = subprocess.Popen(
             [*cluster.submit, *words.split(), str(run), "run", str(mirror.path)],

@@ -23,7 +23,9 @@ def test_the_demo_ends_with_equal_tables_and_a_lake_that_can_be_queried(tmp_path
     assert "lag" in output
     script = output[output.index("<<'EOF'\n") + len("<<'EOF'\n") : output.rindex("  EOF")]
     plain = "\n".join(line.removeprefix("  ") for line in script.splitlines())
-    query = subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    query = subprocess.run(
+        [sys.executable, "-c", plain], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
     assert query.returncode == 0, query.stderr
     assert "paid" in query.stdout
 

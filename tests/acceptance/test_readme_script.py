@@ -70,14 +70,28 @@ def test_ten_lines_write_a_tables_rows_and_its_changes(database: Database, tmp_p
         "PYTHONPATH": str(ROOT / "src"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
-    settings = ["--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
+    settings = [
+        "--master",
+        "local[2]",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--conf",
+        "spark.driver.host=127.0.0.1",
+    ]
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [spark_submit(), *settings, "orders.py"], cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+            [spark_submit(), *settings, "orders.py"],
+            cwd=tmp_path,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
-            wait_for(process, lambda: seen(tmp_path / "orders") == {("snapshot", 1), ("snapshot", 2)}, "rows", log)
+            wait_for(
+                process, lambda: seen(tmp_path / "orders") == {("snapshot", 1), ("snapshot", 2)}, "rows", log
+            )
             database.execute("DELETE FROM orders WHERE id = 1")
             wait_for(process, lambda: ("delete", 1) in seen(tmp_path / "orders"), "change", log)
         finally:

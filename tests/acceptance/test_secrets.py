@@ -38,17 +38,25 @@ def test_the_password_is_nowhere_to_be_found_after_a_run(database: Database, tmp
     printed += _penstock(path, "run", "--once", code=3)
     assert "PEN-1201" in printed
     assert PASSWORD not in printed
-    found = [file for file in tmp_path.rglob("*") if file.is_file() and PASSWORD.encode() in file.read_bytes()]
+    found = [
+        file for file in tmp_path.rglob("*") if file.is_file() and PASSWORD.encode() in file.read_bytes()
+    ]
     assert found == []
     assert (tmp_path / "state" / "spark.log").exists()
 
 
 def _check_logged(printed: str, spark_log: Path) -> None:
-    """Everything on standard error is JSON, and so is what the capture logs in the process that Spark keeps for it."""
+    """Everything on standard error is JSON, and so is what the capture logs in the process that Spark keeps
+    for it.
+    """
     events = {json.loads(line)["message"]: json.loads(line)["facts"] for line in printed.splitlines()}
     assert {"snapshot finished", "epoch recorded", "run ended"} <= events.keys()
     assert (events["snapshot finished"]["table"], events["run ended"]["failed"]) == ("public.t", 0)
-    captured = [json.loads(line) for line in spark_log.read_text(encoding="utf-8").splitlines() if line.startswith('{"time"')]
+    captured = [
+        json.loads(line)
+        for line in spark_log.read_text(encoding="utf-8").splitlines()
+        if line.startswith('{"time"')
+    ]
     assert "capture started" in {each["message"] for each in captured}
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.contract.crash_table import Busy, CrashTable, Kind
-from tests.support.contract.sink_setups import MORE_SINK_SETUPS, SINK_SETUPS, SPARK, Cell, NewSinkSetup, PostgresSetup, SinkSetup
+from tests.support.contract.sink_setups import (
+    MORE_SINK_SETUPS,
+    SINK_SETUPS,
+    SPARK,
+    Cell,
+    NewSinkSetup,
+    PostgresSetup,
+    SinkSetup,
+)
 from tests.support.contract.trigger_harness import TriggerHarness, trigger_harness
 from tests.support.contract.wal_harness import WalHarness, wal_harness
 from tests.support.fix_postgres import Database, PostgresServer

@@ -30,7 +30,9 @@ HARNESSES = {"wal": wal_harness, "polling": polling_harness, "trigger": trigger_
 
 
 @pytest.mark.parametrize("kind", HARNESSES)
-def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(kind: str, shared_database: Database, tmp_path: Path) -> None:
+def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(
+    kind: str, shared_database: Database, tmp_path: Path
+) -> None:
     with HARNESSES[kind](shared_database, tmp_path) as harness, closing(harness.capture().live()) as changes:
         builder = RecordBuilder(harness.table)
         harness.commit(upsert(harness.table, 1, "one"), upsert(harness.table, 2, "two"))
@@ -39,7 +41,10 @@ def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(kind: str, 
         harness.commit(upsert(harness.table, 3, "three"))
         harness.commit(delete(harness.table, 1))
         records = [builder.record(change) for change in take(changes, 4, harness.deadline_seconds)]
-        assert {row.key["id"]: row.operation for row in rows} == {1: Operation.SNAPSHOT, 2: Operation.SNAPSHOT}
+        assert {row.key["id"]: row.operation for row in rows} == {
+            1: Operation.SNAPSHOT,
+            2: Operation.SNAPSHOT,
+        }
         assert len({record.position for record in (*rows, *records)}) == 6, "no two records have one position"
         end = place_of(rows[-1])
         assert [(record.operation, record.key["id"]) for record in records if place_of(record) > end] == [
@@ -50,14 +55,21 @@ def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(kind: str, 
 
 
 @pytest.mark.parametrize("kind", HARNESSES)
-def test_lag_query_uses_and_closes_its_own_connection(kind: str, shared_database: Database, tmp_path: Path) -> None:
+def test_lag_query_uses_and_closes_its_own_connection(
+    kind: str, shared_database: Database, tmp_path: Path
+) -> None:
     with HARNESSES[kind](shared_database, tmp_path) as harness, closing(harness.capture().live()) as changes:
         harness.commit(upsert(harness.table, 1, "one"))
         take(changes, 1, harness.deadline_seconds)
         before = harness.open_resources()
         end_connections(shared_database)
         assert (harness.capture().lag() or 0) > 0, "the stream's own connections are closed for the moment"
-        wait_for(lambda: harness.open_resources() == before, f"as before, {before},", harness.open_resources, harness.deadline_seconds)
+        wait_for(
+            lambda: harness.open_resources() == before,
+            f"as before, {before},",
+            harness.open_resources,
+            harness.deadline_seconds,
+        )
 
 
 def place_of(record: Record) -> ChangePlace:

@@ -12,7 +12,16 @@ import pytest
 from typing_extensions import override
 
 from examples.list_capture import ListCapture
-from penstock.contracts.capture import UNTRACKED, Ack, Change, ChangeCapture, ChangeStream, Delete, Truncate, Upsert
+from penstock.contracts.capture import (
+    UNTRACKED,
+    Ack,
+    Change,
+    ChangeCapture,
+    ChangeStream,
+    Delete,
+    Truncate,
+    Upsert,
+)
 from penstock.schema import TableName
 from penstock.testing.capture_conformance import ChangeCaptureConformance
 from tests.support.contract.list_harnesses import ListHarness
@@ -57,7 +66,7 @@ def index(change: Change) -> int:
     return change.commit.position.value
 
 
-# --- the resume point ---------------------------------------------------------------------------------------------------------
+# --- the resume point ---------------------------------------------------------------------------------------
 
 
 @caught_by(
@@ -151,10 +160,13 @@ class StandsStillOnQuietGround(ListCapture):
         self._journal.resume = index(change) + 1
 
 
-# --- what is delivered ------------------------------------------------------------------------------------------------------------
+# --- what is delivered --------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_everything_that_commits_after_live_returned_is_delivered_in_order, SUITE.test_live_stream_and_snapshot_leave_no_gap)
+@caught_by(
+    SUITE.test_everything_that_commits_after_live_returned_is_delivered_in_order,
+    SUITE.test_live_stream_and_snapshot_leave_no_gap,
+)
 class BeginsWhenItIsRead(ListCapture):
     @override
     def live(self) -> Generator[Change]:
@@ -196,7 +208,7 @@ class OrdersByCommitAlone(AlteredCapture):
         yield replace(change, commit=replace(change.commit, ordinal=0))
 
 
-# --- resources --------------------------------------------------------------------------------------------------------------------
+# --- resources ----------------------------------------------------------------------------------------------
 
 
 class OneAtATime(ListCapture):
@@ -260,7 +272,7 @@ class ClosesOnce(ListCapture):
         return Once(super().live())
 
 
-# --- snapshots and lag ---------------------------------------------------------------------------------------------------------------
+# --- snapshots and lag --------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_acks_of_a_snapshot_do_not_move_the_resume_point)
@@ -317,7 +329,7 @@ class LagFromNowhere(ListCapture):
         return super().lag() or 0
 
 
-# --- and they are caught ---------------------------------------------------------------------------------------------------------------
+# --- and they are caught ------------------------------------------------------------------------------------
 
 
 class BrokenHarness(ListHarness):

@@ -22,8 +22,12 @@ def test_the_program_in_the_guide_keeps_its_totals(
     wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    program = program.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace('"totals",', f'"{wal.settings.slot}",')
-    (tmp_path / "program.py").write_text(program.replace("ready.wait(10)", "ready.wait(0.1)"), encoding="utf-8")
+    program = program.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace(
+        '"totals",', f'"{wal.settings.slot}",'
+    )
+    (tmp_path / "program.py").write_text(
+        program.replace("ready.wait(10)", "ready.wait(0.1)"), encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     wal.database.execute("CREATE TABLE orders (id int PRIMARY KEY, total int)")
     wal.database.execute("INSERT INTO orders SELECT i, i * 10 FROM generate_series(1, 5) i")
@@ -56,4 +60,9 @@ def test_the_program_in_the_guide_keeps_its_totals(
     wal.database.execute("INSERT INTO orders VALUES (7, 70)")
     run_until(lambda: totals() == {"7": 70})
     assert totals() == source() == {"7": 70}
-    wait_for(lambda: wal.confirmed > confirmed, f"confirmed beyond {confirmed}", lambda: wal.confirmed, wal.deadline_seconds)
+    wait_for(
+        lambda: wal.confirmed > confirmed,
+        f"confirmed beyond {confirmed}",
+        lambda: wal.confirmed,
+        wal.deadline_seconds,
+    )

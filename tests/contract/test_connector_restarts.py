@@ -72,7 +72,10 @@ class Writer:
 
 
 def source(harness: PostgresConnectorHarness) -> Tables:
-    return {str(table): dict(harness.database.query(f"SELECT id, note FROM {table}")) for table in (harness.wal.table, harness.wal.other)}
+    return {
+        str(table): dict(harness.database.query(f"SELECT id, note FROM {table}"))
+        for table in (harness.wal.table, harness.wal.other)
+    }
 
 
 def poll(connector: SourceConnector, target: Tables, max_records: int) -> None:
@@ -87,7 +90,9 @@ def poll(connector: SourceConnector, target: Tables, max_records: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_a_repeatedly_killed_consumer_ends_equal_to_the_source(shared_database: Database, tmp_path: Path, seed: int) -> None:
+def test_a_repeatedly_killed_consumer_ends_equal_to_the_source(
+    shared_database: Database, tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     with postgres_connector_harness(shared_database, tmp_path) as harness:
         both = PostgresConnectorHarness(harness.wal, {"tables": f"{harness.wal.table}, {harness.wal.other}"})
@@ -105,7 +110,10 @@ def test_a_repeatedly_killed_consumer_ends_equal_to_the_source(shared_database: 
                     if chance.random() < 0.5:
                         writer.write()
                     if chance.random() < 0.3:
-                        kept, stored = copy.deepcopy(target), SourceCheckpoint.from_json(connector.checkpoint().to_json())
+                        kept, stored = (
+                            copy.deepcopy(target),
+                            SourceCheckpoint.from_json(connector.checkpoint().to_json()),
+                        )
                         if chance.random() < 0.7:
                             connector.notify_epoch_committed(stored.epoch)
         writer.write()
@@ -115,7 +123,9 @@ def test_a_repeatedly_killed_consumer_ends_equal_to_the_source(shared_database: 
 
             def is_level() -> bool:
                 poll(connector, target, 7)
-                return -1 in target.get(str(harness.wal.table), {}) and set(connector.checkpoint().offsets) == {"stream"}
+                return -1 in target.get(str(harness.wal.table), {}) and set(
+                    connector.checkpoint().offsets
+                ) == {"stream"}
 
             wait_for(is_level, "everything up to the mark", connector.checkpoint, both.deadline_seconds)
     assert {table: target.get(table, {}) for table in source(harness)} == source(harness)

@@ -28,7 +28,7 @@ from tests.support.contract.list_harnesses import ListConnectorHarness
 SUITE = SourceConnectorConformance
 
 
-# --- lifecycle and polling ----------------------------------------------------------------------------------------------------
+# --- lifecycle and polling ----------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_nothing_can_be_read_before_open_and_after_close)
@@ -111,7 +111,7 @@ class CutsOffWhatIsTooMuch(ListConnector):
         return None if batch is None else SourceBatch(batch.records.slice(0, max_records), batch.partition)
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_a_checkpoint_is_plain_and_survives_as_text)
@@ -203,7 +203,7 @@ class GoesOnWhereItWas(ListConnector):
         return batch
 
 
-# --- acknowledging ------------------------------------------------------------------------------------------------------------
+# --- acknowledging ------------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_only_a_committed_epoch_acknowledges)
@@ -229,7 +229,7 @@ class TakesAnyEpoch(ListConnector):
         self._opened().forgettable = epoch
 
 
-# --- what it asks for ---------------------------------------------------------------------------------------------------------
+# --- what it asks for ---------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_event_is_set_when_rows_are_added)
@@ -267,7 +267,7 @@ class TakesItsRequestBack(ListConnector):
         return super().poll_batch(max_records)
 
 
-# --- schemas ------------------------------------------------------------------------------------------------------------------
+# --- schemas ------------------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_every_batch_has_the_columns_of_the_schema)
@@ -322,7 +322,7 @@ class PromisesARegistry(ListConnector):
         return self  # type: ignore[return-value]
 
 
-# --- how it is ----------------------------------------------------------------------------------------------------------------
+# --- how it is ----------------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_health_check_works_at_any_time)

@@ -39,7 +39,9 @@ def two_tables(new_setup: NewSinkSetup) -> Iterator[TwoTables]:
     made.sink.close()
 
 
-def test_K06_a_table_whose_constraint_is_broken_stops_alone(spark: SparkSession, two_tables: TwoTables) -> None:
+def test_K06_a_table_whose_constraint_is_broken_stops_alone(
+    spark: SparkSession, two_tables: TwoTables
+) -> None:
     second = f"delta.`{two_tables.sink.path(SECOND.name)}`"  # type: ignore[attr-defined]
     spark.sql(f"ALTER TABLE {second} ADD CONSTRAINT polite CHECK (code NOT LIKE '00000022%')")
     end = two_tables.work()
@@ -70,7 +72,10 @@ def test_a_table_that_only_takes_appends_stops_alone(spark: SparkSession, two_ta
     end = two_tables.work()
     two_tables.applier.apply(end)
     status = two_tables.applier.tables.statuses[SECOND.name]
-    assert (status.state, two_tables.applier.tables.statuses[FIRST.name].state) == (TableState.FAILED, TableState.STREAMING)
+    assert (status.state, two_tables.applier.tables.statuses[FIRST.name].state) == (
+        TableState.FAILED,
+        TableState.STREAMING,
+    )
     assert "PEN-3003" in (status.reason or "")
     assert "APPEND_ONLY" in (status.reason or "")
 
@@ -78,10 +83,18 @@ def test_a_table_that_only_takes_appends_stops_alone(spark: SparkSession, two_ta
 def open_applier(harness: DeltaHarness, root: Path) -> tuple[EpochApplier, DeadLetterQueue]:
     store = DeadLetterStore(root / "lake", "shop")
     policy = RefusedPolicy.DEAD_LETTERS
-    box = DeadLetterQueue(store, InlineExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, reject_inexact=False)
+    box = DeadLetterQueue(
+        store,
+        InlineExecutors(),
+        policy_of=lambda _: policy,
+        mode_of=lambda _: Mode.MIRROR,
+        reject_inexact=False,
+    )
     applier = open_epochs(harness.sink, root, pipeline="shop", dead_letters=box).applier
     target = harness.target()
-    applier.tables.start({ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+    applier.tables.start(
+        {ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)}
+    )
     return applier, box
 
 
@@ -89,7 +102,10 @@ def take_no_nulls(path: Path, column: str) -> None:
     """A constraint that Spark does not add to an existing table, though other writers may."""
     state = load_state(path)
     assert state is not None
-    fields = [{**field, "nullable": field["name"] != column and field["nullable"]} for field in state.metadata.fields]
+    fields = [
+        {**field, "nullable": field["name"] != column and field["nullable"]}
+        for field in state.metadata.fields
+    ]
     metadata = {**state.metadata.action, "schemaString": json.dumps({"type": "struct", "fields": fields})}
     assert commit(path, state.version + 1, [{"metaData": metadata}])
 
@@ -98,7 +114,9 @@ def shown(box: DeadLetterQueue) -> list[tuple[Any, ...]]:
     return [(each["key"], each["status"], each["code"]) for each in box.store.load().to_pylist()]
 
 
-def test_C08_rows_that_violate_a_constraint_are_dead_letters_and_a_replay_writes_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_C08_rows_that_violate_a_constraint_are_dead_letters_and_a_replay_writes_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     harness = DeltaHarness(tmp_path, spark)
     source, at = harness.source, harness.at
     harness.copy()
@@ -113,13 +131,21 @@ def test_C08_rows_that_violate_a_constraint_are_dead_letters_and_a_replay_writes
     source.update(at(1), {"note": Value("bad again")})
     source.update(at(2), {"size": Value(None)})
     source.delete(at(3))
-    source.update(at(4), {"size": Value("large")}, ["note"])  # rejected because of rows that stay in the target
+    source.update(
+        at(4), {"size": Value("large")}, ["note"]
+    )  # rejected because of rows that stay in the target
     source.update(at(5), {"size": Value("large")}, ["note"])
     applier.apply(harness.commit())
     assert applier.tables.statuses[ITEMS].state is TableState.STREAMING
     assert shown(box) == [(f'{{"id":{number}}}', "open", "PEN-3005") for number in (103, 113, 1, 2, 4)]
     reasons = [each["reason"] for each in box.store.load().to_pylist()]
-    assert [reason.split("'")[1] for reason in reasons] == ["polite", "polite", "polite", "size NOT NULL", "small"]
+    assert [reason.split("'")[1] for reason in reasons] == [
+        "polite",
+        "polite",
+        "polite",
+        "size NOT NULL",
+        "small",
+    ]
     rows = {row["id"].typed: (row["note"].typed, row["size"].typed) for row in harness.rows()}
     assert len(rows) == 9 - 1 + 20 - 2
     assert rows[1] == ("better", "1.50"), "the change before the one that was refused"

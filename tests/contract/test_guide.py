@@ -17,13 +17,19 @@ LONG = 5_000
 """Long text that is stored out of line and is not sent by an update that leaves it unchanged."""
 
 
-def test_the_program_in_the_guide_keeps_its_index(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_in_the_guide_keeps_its_index(
+    wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    program = program.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace('slot="search"', f'slot="{wal.settings.slot}"')
+    program = program.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace(
+        'slot="search"', f'slot="{wal.settings.slot}"'
+    )
     monkeypatch.chdir(tmp_path)
     wal.database.execute("CREATE TABLE orders (id int PRIMARY KEY, note text, long text)")
     wal.database.execute("ALTER TABLE orders ALTER long SET STORAGE EXTERNAL")
-    wal.database.execute(f"INSERT INTO orders SELECT i, 'row', repeat(i::text, {LONG}) FROM generate_series(1, 4) i")
+    wal.database.execute(
+        f"INSERT INTO orders SELECT i, 'row', repeat(i::text, {LONG}) FROM generate_series(1, 4) i"
+    )
 
     def change_before_snapshot() -> None:
         wal.database.execute("UPDATE orders SET id = 40 WHERE id = 4")  # two changes
@@ -36,8 +42,13 @@ def test_the_program_in_the_guide_keeps_its_index(wal: WalHarness, tmp_path: Pat
         wal.database.execute("DELETE FROM orders WHERE id = 1")
 
     changes = iter(range(1, 9))
-    program = program.replace("    for change in changes:", "    change_after_snapshot()\n    for change in changes:")
-    program = program.replace("    for change in capture.snapshot", "    change_before_snapshot()\n    for change in capture.snapshot")
+    program = program.replace(
+        "    for change in changes:", "    change_after_snapshot()\n    for change in changes:"
+    )
+    program = program.replace(
+        "    for change in capture.snapshot",
+        "    change_before_snapshot()\n    for change in capture.snapshot",
+    )
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
     named = {
         "stop_asked": lambda: next(changes) == 8,
@@ -54,12 +65,16 @@ def test_the_program_in_the_guide_keeps_its_index(wal: WalHarness, tmp_path: Pat
     }
 
 
-def test_the_program_in_the_guide_to_triggers_runs(trigger: TriggerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_in_the_guide_to_triggers_runs(
+    trigger: TriggerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", TRIGGER_GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    program = program.replace("postgresql://cdc@db.example/shop", trigger.database.dsn).replace("penstock_search", trigger.settings.name)
-    program = program.replace("    for change in changes:", "    change_orders()\n    for change in changes:").replace(
-        '"orders"', '"orders_noted"'
+    program = program.replace("postgresql://cdc@db.example/shop", trigger.database.dsn).replace(
+        "penstock_search", trigger.settings.name
     )
+    program = program.replace(
+        "    for change in changes:", "    change_orders()\n    for change in changes:"
+    ).replace('"orders"', '"orders_noted"')
     monkeypatch.chdir(tmp_path)
     trigger.database.execute("CREATE TABLE orders_noted (id int PRIMARY KEY)")
     (tmp_path / "program.py").write_text(program, encoding="utf-8")

@@ -26,7 +26,9 @@ def _name(harness: IcebergHarness) -> str:
 
 
 def _loaded(harness: IcebergHarness) -> LoadedTable:
-    loaded = IcebergCatalog(harness.spark, harness.place.catalog, harness.place.warehouse).load(("public", "items"))
+    loaded = IcebergCatalog(harness.spark, harness.place.catalog, harness.place.warehouse).load(
+        ("public", "items")
+    )
     assert loaded is not None
     return loaded
 
@@ -73,7 +75,9 @@ def test_K10_a_table_that_does_not_fit_is_not_adopted_but_makes_room_where_that_
     assert harness.sink.load_target(ITEMS) is None
 
 
-def test_K10_a_table_of_another_pipeline_is_adopted_from_it_without_its_position(harness: IcebergHarness) -> None:
+def test_K10_a_table_of_another_pipeline_is_adopted_from_it_without_its_position(
+    harness: IcebergHarness,
+) -> None:
     harness.copy()
     other = harness.open("other")
     with pytest.raises(TargetForeignError, match="'shop'"):
@@ -95,8 +99,13 @@ def test_a_table_with_another_format_version_is_resynced_into_a_new_one(harness:
     assert (harness.rows(), _loaded(harness).format_version) == (harness.source.sorted_rows(), 3)
 
 
-def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Some operations with another session leave it active, and it does not know the catalog."""
     harness = IcebergHarness(tmp_path, spark)
     with active(spark.newSession()):
-        assert IcebergCatalog(spark, harness.place.catalog, harness.place.warehouse).load(("public", "items")) is None
+        assert (
+            IcebergCatalog(spark, harness.place.catalog, harness.place.warehouse).load(("public", "items"))
+            is None
+        )

@@ -89,7 +89,9 @@ def test_K01_to_K05_epochs_into_a_catalog_of_others(harness: CatalogHarness) -> 
     assert harness.rows() == source.sorted_rows()
 
 
-def test_K09_of_two_runs_that_commit_at_once_one_is_refused(harness: CatalogHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_K09_of_two_runs_that_commit_at_once_one_is_refused(
+    harness: CatalogHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness.copy()
     target = harness.target()
     harness.source.insert(harness.item(20))
@@ -104,7 +106,9 @@ def test_K09_of_two_runs_that_commit_at_once_one_is_refused(harness: CatalogHarn
     assert harness.target().applied == end == Position.of(harness.source.position)
 
 
-def test_K09_a_table_that_is_rolled_back_under_an_epoch_does_not_get_it(harness: CatalogHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_K09_a_table_that_is_rolled_back_under_an_epoch_does_not_get_it(
+    harness: CatalogHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness.copy()
     version = harness.sink.version_at(ITEMS, harness.fence)
     harness.source.insert(harness.item(20))
@@ -114,7 +118,10 @@ def test_K09_a_table_that_is_rolled_back_under_an_epoch_does_not_get_it(harness:
     end = harness.commit()
     assert target.applied is not None
     changes, catalog = harness.changes(target.applied, end), harness.place.catalog
-    harness.others(monkeypatch, lambda: _call(harness.spark, f"{catalog}.system.rollback_to_snapshot('public.items', {version})"))
+    harness.others(
+        monkeypatch,
+        lambda: _call(harness.spark, f"{catalog}.system.rollback_to_snapshot('public.items', {version})"),
+    )
     with pytest.raises(SinkError, match="another writer"):
         harness.sink.apply(target, changes, end)
     harness.sink = harness.open()
@@ -155,7 +162,10 @@ def _done(spark: SparkSession, statement: str) -> None:
 
 
 class LosingServer(ThreadingHTTPServer):
-    """In front of a catalog. When `loses`, it has the next commit of rows done, and then says that it has no time."""
+    """In front of a catalog.
+
+    When `loses`, it has the next commit of rows done, and then says that it has no time.
+    """
 
     daemon_threads = True
 
@@ -173,7 +183,9 @@ class _Losing(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        wanted = {name: value for name, value in self.headers.items() if name.lower() in ("content-type", "accept")}
+        wanted = {
+            name: value for name, value in self.headers.items() if name.lower() in ("content-type", "accept")
+        }
         request = Request(f"{self.server.behind}{self.path}", body or None, wanted, method=self.command)
         try:
             with urlopen(request, timeout=30) as answer:

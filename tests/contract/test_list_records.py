@@ -10,7 +10,11 @@ from penstock.testing.records_conformance import (
     CdcIteratorConformance,
     SnapshotterConformance,
 )
-from tests.support.contract.list_harnesses import ListIteratorHarness, ListRecordHarness, ListSnapshotterHarness
+from tests.support.contract.list_harnesses import (
+    ListIteratorHarness,
+    ListRecordHarness,
+    ListSnapshotterHarness,
+)
 
 
 class TestListSnapshotter(SnapshotterConformance):

@@ -1,8 +1,8 @@
 """Every row operation in every table mode of every sink: after each epoch the target equals a model.
 
-For each sink and mode all operations are played once, in one run; each test compares the rows of one of them. A run
-(`OperationsRun`) applies the statements of `operations.py` to a source, writes its log to a spool, and has the sink
-apply one epoch after the other. `SourceModel` computes the expected rows.
+For each sink and mode all operations are played once, in one run; each test compares the rows of one of them.
+A run (`OperationsRun`) applies the statements of `operations.py` to a source, writes its log to a spool, and
+has the sink apply one epoch after the other. `SourceModel` computes the expected rows.
 """
 
 from __future__ import annotations
@@ -17,16 +17,34 @@ from penstock.sinks.modes import CURRENT, VALID_FROM, VALID_FROM_TIME, VALID_TO,
 from tests.support.contract.operations import HEAP_OPERATIONS, OPERATIONS
 from tests.support.contract.operations_run import OperationsRun
 from tests.support.contract.shapes import HEAP, INDEXED, KEYED, ODD, WIDE, Shape
-from tests.support.contract.sink_setups import MERGED, MORE_SINK_SETUPS, SINK_SETUPS, Cell, NewSinkSetup, cells, parameters
+from tests.support.contract.sink_setups import (
+    MERGED,
+    MORE_SINK_SETUPS,
+    SINK_SETUPS,
+    Cell,
+    NewSinkSetup,
+    cells,
+    parameters,
+)
 from tests.support.property.source_model import Record, canonical
 from tests.support.sinks.source import Key
 
 _runs: dict[Cell, dict[Shape, OperationsRun]] = {}
 
 # A table without key cannot have versions or deleted rows: they need a key.
-_SHAPES = {Mode.MIRROR: (*KEYED, HEAP), Mode.SOFT_DELETE: KEYED, Mode.HISTORY: KEYED, Mode.APPEND: (*KEYED, HEAP)}
+_SHAPES = {
+    Mode.MIRROR: (*KEYED, HEAP),
+    Mode.SOFT_DELETE: KEYED,
+    Mode.HISTORY: KEYED,
+    Mode.APPEND: (*KEYED, HEAP),
+}
 # Variants of a sink have some of them.
-_SOME_SHAPES = {Mode.MIRROR: (INDEXED, HEAP), Mode.SOFT_DELETE: (INDEXED,), Mode.HISTORY: (INDEXED,), Mode.APPEND: (INDEXED,)}
+_SOME_SHAPES = {
+    Mode.MIRROR: (INDEXED, HEAP),
+    Mode.SOFT_DELETE: (INDEXED,),
+    Mode.HISTORY: (INDEXED,),
+    Mode.APPEND: (INDEXED,),
+}
 
 
 def shapes_of(name: str, mode: Mode) -> tuple[Shape, ...]:
@@ -42,7 +60,9 @@ def runs(request: pytest.FixtureRequest, new_setup: NewSinkSetup) -> dict[Shape,
     if request.param not in _runs:
         place = new_setup(name)
         sink = place.open(mode)
-        _runs[request.param] = {shape: OperationsRun(place, sink, mode, shape, place.root) for shape in shapes_of(name, mode)}
+        _runs[request.param] = {
+            shape: OperationsRun(place, sink, mode, shape, place.root) for shape in shapes_of(name, mode)
+        }
         sink.close()
     return _runs[request.param]
 
@@ -54,7 +74,9 @@ def having(*shapes: Shape, modes: Sequence[Mode] = tuple(Mode)) -> pytest.MarkDe
     return pytest.mark.parametrize("runs", parameters(found), indirect=True)
 
 
-def assert_target_equals_model(runs: dict[Shape, OperationsRun], operations: Sequence[str], shapes: Sequence[Shape] = KEYED) -> None:
+def assert_target_equals_model(
+    runs: dict[Shape, OperationsRun], operations: Sequence[str], shapes: Sequence[Shape] = KEYED
+) -> None:
     """The target equals the model for these operations, in every shape, after the snapshot and after every
     epoch.
     """
@@ -62,9 +84,15 @@ def assert_target_equals_model(runs: dict[Shape, OperationsRun], operations: Seq
         layout = run.target_table.layout
         for number, (shown, expected) in enumerate(run.states[: run.emptied_from]):
             for name in operations:
-                held, wanted = canonical(run.of(name, shown), layout), canonical(run.of(name, expected), layout)
+                held, wanted = (
+                    canonical(run.of(name, shown), layout),
+                    canonical(run.of(name, expected), layout),
+                )
                 wrong, lacking = sorted(set(held) - set(wanted)), sorted(set(wanted) - set(held))
-                assert held == wanted, f"{name}, in {run.shape.name}, after {number} epochs:\nwrong {wrong[:2]}\nlacking {lacking[:2]}"
+                assert held == wanted, (
+                    f"{name}, in {run.shape.name}, after {number} epochs:\nwrong {wrong[:2]}\nlacking "
+                    f"{lacking[:2]}"
+                )
 
 
 @having(WIDE, INDEXED)
@@ -83,22 +111,30 @@ def test_R03_rules_hold_under_an_index_identity(runs: dict[Shape, OperationsRun]
 
 
 @having(HEAP)
-def test_R04_R05_equal_rows_without_key_are_as_many_as_in_the_source(runs: dict[Shape, OperationsRun]) -> None:
+def test_R04_R05_equal_rows_without_key_are_as_many_as_in_the_source(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     assert_target_equals_model(runs, list(HEAP_OPERATIONS), [HEAP])
 
 
 @having(*KEYED)
-def test_R06_K05_a_row_keeps_its_unchanged_toast_values_under_a_new_key(runs: dict[Shape, OperationsRun]) -> None:
+def test_R06_K05_a_row_keeps_its_unchanged_toast_values_under_a_new_key(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     assert_target_equals_model(runs, ["R06 key changes"])
 
 
 @having(*KEYED)
-def test_R07_K04_a_value_of_any_type_that_did_not_travel_is_not_null(runs: dict[Shape, OperationsRun]) -> None:
+def test_R07_K04_a_value_of_any_type_that_did_not_travel_is_not_null(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     assert_target_equals_model(runs, ["R07 unchanged TOAST in one column at a time"])
 
 
 @having(*KEYED)
-def test_R11_K04_a_value_of_an_earlier_update_is_kept_by_a_later_one(runs: dict[Shape, OperationsRun]) -> None:
+def test_R11_K04_a_value_of_an_earlier_update_is_kept_by_a_later_one(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     assert_target_equals_model(runs, ["R11 an update sets a value, the next leaves it unchanged"])
 
 
@@ -107,7 +143,9 @@ def test_R12_a_truncate_removes_the_rows_before_it_in_the_log(runs: dict[Shape, 
     for run in runs.values():
         assert len(run.states) - run.emptied_from == 2
         for shown, expected in run.states[run.emptied_from :]:
-            assert canonical(shown, run.target_table.layout) == canonical(expected, run.target_table.layout), run.shape.name
+            assert canonical(shown, run.target_table.layout) == canonical(
+                expected, run.target_table.layout
+            ), run.shape.name
 
 
 @having(*KEYED)
@@ -148,32 +186,51 @@ def test_K15_a_log_has_every_change_once_and_no_two_in_one_place(runs: dict[Shap
         shown, expected = run.states[-1]
         fence = run.target_table.source.fence
         places = [(row[COMMIT_VERSION], row[ORDINAL]) for row in shown if row[COMMIT_VERSION] > fence]
-        assert len(places) == len(set(places)) == sum(len(each.changes) for each in run.target_table.source.log)
+        assert (
+            len(places) == len(set(places)) == sum(len(each.changes) for each in run.target_table.source.log)
+        )
         assert canonical(shown, run.target_table.layout) == canonical(expected, run.target_table.layout)
 
 
 @having(*KEYED, modes=[Mode.HISTORY])
-def test_K16_versions_of_a_key_neither_overlap_nor_leave_two_current_though_times_are_equal(runs: dict[Shape, OperationsRun]) -> None:
+def test_K16_versions_of_a_key_neither_overlap_nor_leave_two_current_though_times_are_equal(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     for run in runs.values():
         for shown, _ in run.states:
             for rows in _versions(run, shown):
                 assert [row for row in rows[:-1] if row[CURRENT]] == []
                 assert all(row[VALID_FROM] < row[VALID_TO] for row in rows[:-1])
                 assert all(before[VALID_TO] <= after[VALID_FROM] for before, after in pairwise(rows))
-                assert all(before[VALID_TO_TIME] <= after[VALID_FROM_TIME] for before, after in pairwise(rows))
+                assert all(
+                    before[VALID_TO_TIME] <= after[VALID_FROM_TIME] for before, after in pairwise(rows)
+                )
         last, _ = run.states[run.emptied_from - 1]
-        begun = [[row[VALID_FROM_TIME] for row in rows if row[VALID_FROM] > run.target_table.source.fence] for rows in _versions(run, last)]
-        assert any(len(set(times)) < len(times) for times in begun), "two versions of one key began at the same time"
+        begun = [
+            [row[VALID_FROM_TIME] for row in rows if row[VALID_FROM] > run.target_table.source.fence]
+            for rows in _versions(run, last)
+        ]
+        assert any(len(set(times)) < len(times) for times in begun), (
+            "two versions of one key began at the same time"
+        )
 
 
 @having(*KEYED, modes=[Mode.HISTORY])
-def test_K16_a_key_lacks_a_current_version_only_while_the_source_had_no_row_under_it(runs: dict[Shape, OperationsRun]) -> None:
+def test_K16_a_key_lacks_a_current_version_only_while_the_source_had_no_row_under_it(
+    runs: dict[Shape, OperationsRun],
+) -> None:
     for run in runs.values():
         source, (shown, _) = run.target_table.source, run.states[-1]
-        held = {at: {tuple(row[name] for name in run.target_table.table.key) for row in rows} for at, rows in source.states.items()}
+        held = {
+            at: {tuple(row[name] for name in run.target_table.table.key) for row in rows}
+            for at, rows in source.states.items()
+        }
         versions = {run.key_of(rows[0]): rows for rows in _versions(run, shown)}
         for at, keys in held.items():
-            valid = {key: [row for row in rows if row[VALID_FROM] <= at < (row[VALID_TO] or at + 1)] for key, rows in versions.items()}
+            valid = {
+                key: [row for row in rows if row[VALID_FROM] <= at < (row[VALID_TO] or at + 1)]
+                for key, rows in versions.items()
+            }
             assert {key for key, rows in valid.items() if len(rows) == 1} == keys
             assert all(len(rows) <= 1 for rows in valid.values())
 

@@ -90,7 +90,11 @@ class Altered(TargetTable):
         self.rows.commit()
         done = self.rows.log[-1]
         changes = tuple(
-            replace(each, row=self._as_now(each.row), unchanged=tuple(self._names[name] for name in each.unchanged))
+            replace(
+                each,
+                row=self._as_now(each.row),
+                unchanged=tuple(self._names[name] for name in each.unchanged),
+            )
             for each in done.changes
         )
         self.writer.append(whole(self._schema(self.now), [Transaction(done.position, changes)]))
@@ -100,7 +104,9 @@ class Altered(TargetTable):
         self.writer.seal()
         target, end = self.target(), Position.of(self.rows.position)
         assert target.applied is not None
-        assert not self._follower.observe_catalog({NAME: target}, CatalogSnapshot({NAME: self._catalog().schema}))
+        assert not self._follower.observe_catalog(
+            {NAME: target}, CatalogSnapshot({NAME: self._catalog().schema})
+        )
         changes = self._follower.follow(self.sink, target, self.changes(target.applied, end))
         self.sink.apply(target, changes, end)
 
@@ -125,8 +131,15 @@ class Altered(TargetTable):
         return {now: row[name] for name, now in self._names.items() if name in row}
 
     def _schema(self, columns: Numbered) -> TableSchema:
-        declared = [Column(name, *((pa.int64(), 20) if name in NUMBERS else (pa.string(), 25))) for name in columns.values()]
-        typed = tuple(replace(each, arrow_type=pa.string()) for each in declared) if self._texts else tuple(declared)
+        declared = [
+            Column(name, *((pa.int64(), 20) if name in NUMBERS else (pa.string(), 25)))
+            for name in columns.values()
+        ]
+        typed = (
+            tuple(replace(each, arrow_type=pa.string()) for each in declared)
+            if self._texts
+            else tuple(declared)
+        )
         return TableSchema(77, NAME, typed, ("id",), Attributes(tuple(columns), max(columns), "0"))
 
     def _catalog(self) -> CatalogShape:
@@ -136,7 +149,10 @@ class Altered(TargetTable):
     @override
     def _logged(self, position: int) -> list[Record]:
         """A log has changes as they were."""
-        return [{**row, "note": None} if row[COMMIT_VERSION] < self._noted_from else row for row in super()._logged(position)]
+        return [
+            {**row, "note": None} if row[COMMIT_VERSION] < self._noted_from else row
+            for row in super()._logged(position)
+        ]
 
 
 @pytest.fixture
@@ -196,7 +212,9 @@ def every(wanted: Sequence[Cell]) -> pytest.MarkDecorator:
 
 
 @every([cell for cell in cells(*Mode) if cell[0] != "parquet"])
-def test_R09_a_value_that_did_not_travel_is_kept_while_columns_come_change_their_names_and_go(altered: Altered) -> None:
+def test_R09_a_value_that_did_not_travel_is_kept_while_columns_come_change_their_names_and_go(
+    altered: Altered,
+) -> None:
     for run in (play_added_and_renamed, play_dropped, play_what_is_usual):
         run(altered)
         altered.follow_all()

@@ -21,7 +21,15 @@ from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.modes import Mode
 from tests.support.contract.crash_table import FIRST, Busy, BusyHeap, CrashTable, Emptied, Growing
 from tests.support.contract.dying import Death, dying
-from tests.support.contract.sink_setups import FILES, MERGED, SPARK, InlineExecutors, NewSinkSetup, cells, parameters
+from tests.support.contract.sink_setups import (
+    FILES,
+    MERGED,
+    SPARK,
+    InlineExecutors,
+    NewSinkSetup,
+    cells,
+    parameters,
+)
 from tests.support.contract.two_tables import SECOND, TwoTables
 
 # A mirror, the usual mode; and a log, which shows repeated rows best.
@@ -30,17 +38,26 @@ _EPOCHS = [
     *((cell, Busy) for cell in cells(*Mode)),
     *((cell, Busy) for cell in cells(Mode.MIRROR, Mode.HISTORY, of=[MERGED])),
     # Epochs of inserts only, of a truncate, and of keyless rows take separate paths.
-    *((cell, kind) for cell in cells(Mode.MIRROR, of=["delta", "iceberg", "postgres"]) for kind in (Growing, Emptied, BusyHeap)),
+    *(
+        (cell, kind)
+        for cell in cells(Mode.MIRROR, of=["delta", "iceberg", "postgres"])
+        for kind in (Growing, Emptied, BusyHeap)
+    ),
     *((cell, Emptied) for cell in cells(Mode.HISTORY, of=["delta", "iceberg", "postgres"])),
 ]
 every_epoch = pytest.mark.parametrize(
     ("cell", "kind"),
-    [pytest.param(cell, kind, id=f"{cell[0]}-{cell[1]}-{kind.__name__}", marks=SPARK.get(cell[0], [])) for cell, kind in _EPOCHS],
+    [
+        pytest.param(cell, kind, id=f"{cell[0]}-{cell[1]}-{kind.__name__}", marks=SPARK.get(cell[0], []))
+        for cell, kind in _EPOCHS
+    ],
 )
 
 
 @every_epoch
-def test_K01_a_repeated_epoch_an_older_one_and_one_that_overlaps_change_nothing(crash_table: CrashTable) -> None:
+def test_K01_a_repeated_epoch_an_older_one_and_one_that_overlaps_change_nothing(
+    crash_table: CrashTable,
+) -> None:
     begun = crash_table.target()
     ends = [crash_table.work() for _ in range(4)]
     crash_table.follow(ends[1])
@@ -57,7 +74,9 @@ def test_K01_a_repeated_epoch_an_older_one_and_one_that_overlaps_change_nothing(
 
 
 @every_epoch
-def test_K01_a_process_that_dies_between_any_two_steps_leaves_an_epoch_whole_or_not_at_all(crash_table: CrashTable) -> None:
+def test_K01_a_process_that_dies_between_any_two_steps_leaves_an_epoch_whole_or_not_at_all(
+    crash_table: CrashTable,
+) -> None:
     """The process dies at its first step, at its second, and so on; each time a new process applies the same
     epoch.
     """
@@ -77,7 +96,9 @@ def test_K01_a_process_that_dies_between_any_two_steps_leaves_an_epoch_whole_or_
 
 
 @pytest.mark.parametrize("cell", parameters(cells(Mode.MIRROR, of=["delta", "parquet"])))
-def test_C07_a_full_disk_at_any_step_is_reported_and_the_epoch_succeeds_when_there_is_room(crash_table: CrashTable) -> None:
+def test_C07_a_full_disk_at_any_step_is_reported_and_the_epoch_succeeds_when_there_is_room(
+    crash_table: CrashTable,
+) -> None:
     for last in count(1):
         before = crash_table.target()
         end = crash_table.work()
@@ -94,7 +115,9 @@ def test_C07_a_full_disk_at_any_step_is_reported_and_the_epoch_succeeds_when_the
 
 @mirror_and_log_of_each_sink
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["the same epoch", "a longer one"])
-def test_K16_a_slow_abandoned_attempt_adds_nothing_after_its_successor(crash_table: CrashTable, is_ahead: bool) -> None:
+def test_K16_a_slow_abandoned_attempt_adds_nothing_after_its_successor(
+    crash_table: CrashTable, is_ahead: bool
+) -> None:
     """The process pauses after handing out tasks, while another one applies this epoch and the next."""
     begun, slow = crash_table.target(), crash_table.sink
     first, second = crash_table.work(), crash_table.work()
@@ -136,11 +159,14 @@ def _once(action: Callable[[], None]) -> Callable[[], None]:
     return act
 
 
-# two tables, one epoch --------------------------------------------------------------------------------------------------------------
+# two tables, one epoch
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def two_tables(cell: tuple[str, Mode], new_setup: NewSinkSetup, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoTables]:
+def two_tables(
+    cell: tuple[str, Mode], new_setup: NewSinkSetup, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TwoTables]:
     monkeypatch.setattr(error_policy, "FIRST_SECONDS", 0.0)
     made = TwoTables(new_setup(cell[0]), cell[1])
     yield made
@@ -184,7 +210,9 @@ def die_unheard(work: Callable[[], None]) -> None:
 
 
 @mirror_and_log_of_each_sink
-def test_K06_a_table_that_is_refused_fails_alone_and_the_other_gets_to_the_epoch_s_end(two_tables: TwoTables) -> None:
+def test_K06_a_table_that_is_refused_fails_alone_and_the_other_gets_to_the_epoch_s_end(
+    two_tables: TwoTables,
+) -> None:
     begun, end = two_tables.applier.position, two_tables.work()
     assert begun == Position.ZERO
     with failing(two_tables.sink, refuse):
@@ -200,7 +228,9 @@ def test_K06_a_table_that_is_refused_fails_alone_and_the_other_gets_to_the_epoch
 
 @mirror_and_log_of_each_sink
 @pytest.mark.parametrize("fault", [die, die_unheard], ids=lambda fault: fault.__name__)
-def test_K06_an_epoch_that_ends_in_the_middle_is_not_recorded_and_is_completed_by_the_next_run(two_tables: TwoTables, fault: Fault) -> None:
+def test_K06_an_epoch_that_ends_in_the_middle_is_not_recorded_and_is_completed_by_the_next_run(
+    two_tables: TwoTables, fault: Fault
+) -> None:
     end = two_tables.work()
     with failing(two_tables.sink, fault), pytest.raises(Death):
         two_tables.applier.apply(end)
@@ -215,7 +245,9 @@ def test_K06_an_epoch_that_ends_in_the_middle_is_not_recorded_and_is_completed_b
 
 
 @mirror_and_log_of_each_sink
-def test_K06_a_table_that_was_paused_for_an_epoch_applies_missed_changes_with_the_next(two_tables: TwoTables) -> None:
+def test_K06_a_table_that_was_paused_for_an_epoch_applies_missed_changes_with_the_next(
+    two_tables: TwoTables,
+) -> None:
     end, fence = two_tables.work(), Position.of(two_tables.second.source.fence)
     with failing(two_tables.sink, be_away):
         two_tables.applier.apply(end)
@@ -244,14 +276,19 @@ def test_K06_an_answer_that_is_lost_once_is_made_good_in_the_same_epoch(two_tabl
 
 
 @mirror_and_log_of_each_sink
-def test_a_checkpoint_or_a_record_of_epochs_that_is_out_of_date_changes_nothing(two_tables: TwoTables, tmp_path: Path) -> None:
+def test_a_checkpoint_or_a_record_of_epochs_that_is_out_of_date_changes_nothing(
+    two_tables: TwoTables, tmp_path: Path
+) -> None:
     ends = [two_tables.work() for _ in range(3)]
     two_tables.applier.apply(ends[0])
     shutil.copytree(two_tables.setup.root / "epochs", tmp_path / "old")
     two_tables.applier.apply(ends[2])
     two_tables.applier.apply(ends[1])
     two_tables.assert_exact(ends[2], ends[2])
-    for put_back in (lambda: shutil.copytree(tmp_path / "old", two_tables.setup.root / "epochs"), lambda: None):
+    for put_back in (
+        lambda: shutil.copytree(tmp_path / "old", two_tables.setup.root / "epochs"),
+        lambda: None,
+    ):
         shutil.rmtree(two_tables.setup.root / "epochs")
         put_back()
         (two_tables.setup.root / "epochs").mkdir(exist_ok=True)

@@ -21,7 +21,11 @@ from tests.support.sinks.source import Row
 
 _FILLING: dict[str, tuple[Seam, ...]] = {
     "delta": ((delta, "adopt_files"), (delta, "remove_attempts")),
-    "iceberg": ((IcebergCatalog, "load"), (IcebergCatalog, "commit"), (iceberg.IcebergSink, "_remove_leftovers")),
+    "iceberg": (
+        (IcebergCatalog, "load"),
+        (IcebergCatalog, "commit"),
+        (iceberg.IcebergSink, "_remove_leftovers"),
+    ),
 }
 _REPLACING: dict[str, tuple[Seam, ...]] = {
     "delta": ((storage, "link"), (swap, "commit"), (delta.DeltaSink, "_check_reached")),
@@ -59,7 +63,11 @@ _SWAPS = [*((name, 5) for name in ("delta", "iceberg", "postgres")), ("delta", 0
 
 
 @pytest.mark.parametrize(
-    ("cell", "distance"), [pytest.param((name, Mode.MIRROR), by, id=f"{name}-{by}", marks=SPARK.get(name, [])) for name, by in _SWAPS]
+    ("cell", "distance"),
+    [
+        pytest.param((name, Mode.MIRROR), by, id=f"{name}-{by}", marks=SPARK.get(name, []))
+        for name, by in _SWAPS
+    ],
 )
 def test_K01_a_process_that_dies_between_any_two_steps_leaves_a_table_replaced_or_as_it_was(
     crash_table: CrashTable, cell: tuple[str, Mode], distance: int
@@ -107,4 +115,6 @@ def _copy_aside(crash_table: CrashTable, name: str, rows: list[Row]) -> str:
 
 
 def _assert_holds(crash_table: CrashTable, rows: list[Row]) -> None:
-    assert canonical(crash_table.shown(), crash_table.layout) == canonical([record_of(row) for row in rows], crash_table.layout)
+    assert canonical(crash_table.shown(), crash_table.layout) == canonical(
+        [record_of(row) for row in rows], crash_table.layout
+    )

@@ -35,7 +35,13 @@ from penstock.schema import TableName
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import opened, raises, read, read_on, read_through, start
 from penstock.testing.streams import Background, wait_for
-from tests.support.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness, MemoryRecordSource
+from tests.support.contract.memory_records import (
+    ELSEWHERE,
+    JournalStream,
+    MemoryCapture,
+    MemoryRecordHarness,
+    MemoryRecordSource,
+)
 
 
 class TestMemoryRecordSource(RecordSourceConformance):
@@ -63,7 +69,9 @@ def test_resume_point_waits_for_acknowledgements_and_for_nothing_else(tmp_path: 
             raises(RecordNotFoundError, lambda: source.read(second.position))
             return journal.resume == done + 2
 
-        wait_for(has_moved, "everything done, other tables too", lambda: journal.resume, harness.deadline_seconds)
+        wait_for(
+            has_moved, "everything done, other tables too", lambda: journal.resume, harness.deadline_seconds
+        )
 
 
 class BreaksOff(MemoryCapture):
@@ -78,7 +86,9 @@ class BreaksOff(MemoryCapture):
 def test_snapshot_that_breaks_off_never_seems_complete(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     harness.insert(1, 2, 3)
-    snapshotter = CaptureSnapshotter(BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
+    snapshotter = CaptureSnapshotter(
+        BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table)
+    )
     for _ in range(2):
         raises(SnapshotLostError, lambda: read_through(snapshotter))
     raises(SnapshotInterruptedError, snapshotter.teardown)
@@ -87,7 +97,9 @@ def test_snapshot_that_breaks_off_never_seems_complete(tmp_path: Path) -> None:
 def test_failed_snapshot_that_was_torn_down_has_no_rows(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     harness.insert(1, 2, 3)
-    snapshotter = CaptureSnapshotter(BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
+    snapshotter = CaptureSnapshotter(
+        BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table)
+    )
     raises(SnapshotLostError, lambda: read_through(snapshotter))
     raises(SnapshotInterruptedError, snapshotter.teardown)
     assert not snapshotter.has_next()
@@ -123,16 +135,23 @@ def test_stream_that_was_cut_off_is_reopened_by_the_next_read(tmp_path: Path) ->
 
 def test_teardown_before_the_stream_opens_ends_the_read_too(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
-    reading = reading_of(harness, MemoryCapture(harness.journal, frozenset({harness.table})), wait_seconds=600)
+    reading = reading_of(
+        harness, MemoryCapture(harness.journal, frozenset({harness.table})), wait_seconds=600
+    )
     reading.wake()
-    raises(NoRowsError, lambda: Background(lambda: reading.read(None)).result(harness.deadline_seconds, "the end of a read"))
+    raises(
+        NoRowsError,
+        lambda: Background(lambda: reading.read(None)).result(harness.deadline_seconds, "the end of a read"),
+    )
     reading.close()
 
 
 def reading_of(harness: MemoryRecordHarness, capture: MemoryCapture, *, wait_seconds: float) -> RecordReading:
     known = Position.of(len(harness.journal.transactions))
     ledger = AckLedger(harness.spool)
-    return RecordReading(capture, RecordBuilder(harness.table), ledger, known, takes_snapshot=False, wait_seconds=wait_seconds)
+    return RecordReading(
+        capture, RecordBuilder(harness.table), ledger, known, takes_snapshot=False, wait_seconds=wait_seconds
+    )
 
 
 def test_acknowledgement_of_another_process_is_not_overtaken(tmp_path: Path) -> None:
@@ -171,7 +190,9 @@ def test_capture_that_does_not_place_its_changes_cannot_be_read_from(tmp_path: P
     harness = MemoryRecordHarness(tmp_path)
     harness.insert(1)
     with pytest.raises(ConfigError, match="position"):
-        CaptureSnapshotter(Unplaced(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
+        CaptureSnapshotter(
+            Unplaced(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table)
+        )
 
 
 class Reader:
@@ -193,7 +214,11 @@ class Reader:
         for _ in range(size):
             key = len(self.keys)
             self.keys.append(key)
-            events.append(Upsert(self.harness.table, {"id": key}, {"id": key, "note": "x"}) if key % 3 else self._delete(key))
+            events.append(
+                Upsert(self.harness.table, {"id": key}, {"id": key, "note": "x"})
+                if key % 3
+                else self._delete(key)
+            )
         self.harness.commit(*events)
 
     def _delete(self, key: int) -> Event:
@@ -209,7 +234,9 @@ class Reader:
         if self.at == len(self.records):
             self.records.append(record)
             self.places.append(record.position)
-        assert record.position == self.records[self.at].position, "a record that is read again has its old position"
+        assert record.position == self.records[self.at].position, (
+            "a record that is read again has its old position"
+        )
         self.at += 1
 
     def ack(self, at: int) -> None:
@@ -227,7 +254,9 @@ class Reader:
         assert isinstance(self.source, MemoryRecordSource)
         self.source.die()
         noted = AckLedger(self.harness.spool).acked
-        self.acked = max(at for at, place in enumerate(self.places) if at == 0 or self._is_noted(place, noted))
+        self.acked = max(
+            at for at, place in enumerate(self.places) if at == 0 or self._is_noted(place, noted)
+        )
         self.source = self.harness.source()
         self.source.open(self.harness.config())
 
@@ -242,7 +271,9 @@ class Reader:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_records_are_in_order_and_complete_whatever_the_reader_does(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_records_are_in_order_and_complete_whatever_the_reader_does(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     reader = Reader(MemoryRecordHarness(tmp_path_factory.mktemp("spool")))
     try:
         for _ in range(data.draw(st.integers(1, 25), label="steps")):
@@ -255,7 +286,10 @@ def test_records_are_in_order_and_complete_whatever_the_reader_does(tmp_path_fac
 
 
 def take_a_step(reader: Reader, data: st.DataObject) -> None:
-    match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "crash", "gone"]), label="step"):
+    match data.draw(
+        st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "crash", "gone"]),
+        label="step",
+    ):
         case "commit":
             reader.commit(data.draw(st.integers(1, 4), label="changes"))
         case "read":

@@ -63,7 +63,11 @@ class ParquetHarness(ReferenceHarness):
 
     @override
     def open_resources(self) -> object:
-        return [link for link in map(_target, Path("/proc/self/fd").iterdir()) if link.startswith(str(self.path.parent))]
+        return [
+            link
+            for link in map(_target, Path("/proc/self/fd").iterdir())
+            if link.startswith(str(self.path.parent))
+        ]
 
 
 def _target(descriptor: Path) -> str:
@@ -89,7 +93,9 @@ def test_files_of_a_directory_are_one_table(tmp_path: Path) -> None:
         pq.write_table(pa.table([[number], [f"n{number}"]], schema=SCHEMA), tmp_path / f"{number}.parquet")
     (tmp_path / "_SUCCESS").touch()
     pq.write_table(pa.table([[9], ["hidden"]], schema=SCHEMA), tmp_path / "_9.parquet")
-    follower = Follower(ParquetHarness(tmp_path / ".." / "other.parquet"), ParquetReferenceTable(tmp_path, ["id"]))
+    follower = Follower(
+        ParquetHarness(tmp_path / ".." / "other.parquet"), ParquetReferenceTable(tmp_path, ["id"])
+    )
     assert follower.finish_snapshot().table == {0: "n0", 1: "n1", 2: "n2"}
     (tmp_path / "1.parquet").unlink()
     follower.follow({0: "n0", 2: "n2"})

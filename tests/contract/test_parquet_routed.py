@@ -21,14 +21,20 @@ from tests.support.snapshot.local import LocalExecutors
 
 def test_K11_K15_a_log_has_every_change_of_every_table_under_its_name(tmp_path: Path) -> None:
     members: list[SourceModel] = [source_model(PLAIN, Sizes(seed, 4, 10, 0.5)) for seed in range(2)]
-    shards = Shards(PLAIN, [member.log for member in members], lambda at, position: members[at].expected(Mode.MIRROR, position))
+    shards = Shards(
+        PLAIN,
+        [member.log for member in members],
+        lambda at, position: members[at].expected(Mode.MIRROR, position),
+    )
     sink = ParquetSink(LocalExecutors(), tmp_path / "log", "p")
     place, files = sink.begin_snapshot(shards.schema, Position.of(FENCE)), []
     for at, member in enumerate(members):
         rows = member.states[FENCE]
         arrays = [*own_arrays(PLAIN, rows), pa.array([f"s{at}.t"] * len(rows), pa.string())]
         names = [*shards.schema.column_names, "_exact"]
-        batch = pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))], names=names)
+        batch = pa.RecordBatch.from_arrays(
+            [*arrays, pa.nulls(len(rows), pa.map_(pa.string(), pa.string()))], names=names
+        )
         assert sink.chunk_writer is not None
         files.append(sink.chunk_writer(iter([batch]), place, at, Position.of(FENCE))[0])
     sink.finish_snapshot(shards.schema, files, Position.of(FENCE))
@@ -44,8 +50,12 @@ def test_K11_K15_a_log_has_every_change_of_every_table_under_its_name(tmp_path: 
     sink.apply(target, changes, Position.of(end))
 
     found = ds.dataset(tmp_path / "log" / "lake" / "all", partitioning="hive").to_table().to_pylist()
-    seen = sorted((row["_commit_version"], row["_ordinal"], row["_change_type"], row[SOURCE]) for row in found)
-    copied = [(FENCE, 0, "snapshot", f"s{at}.t") for at, member in enumerate(members) for _ in member.states[FENCE]]
+    seen = sorted(
+        (row["_commit_version"], row["_ordinal"], row["_change_type"], row[SOURCE]) for row in found
+    )
+    copied = [
+        (FENCE, 0, "snapshot", f"s{at}.t") for at, member in enumerate(members) for _ in member.states[FENCE]
+    ]
     logged = [
         (each.position, change.ordinal, change.kind.value, f"s{at}.t")
         for at, log in enumerate(shards.logs)

@@ -26,7 +26,9 @@ from tests.support.snapshot.local import LocalExecutors
 
 
 class FaultyExecutors(LocalExecutors):
-    """May die when all is written, before anybody learns of it; or, with `repeats`, try each task twice, as Spark does."""
+    """May die when all is written, before anybody learns of it; or, with `repeats`, try each task twice, as
+    Spark does.
+    """
 
     dies = False
     repeats = False
@@ -67,7 +69,14 @@ class ParquetHarness(SinkHarness):
     @override
     def rows(self) -> list[Row]:
         """For logs to which rows were only added."""
-        return sorted(({name: Value(row[name]) for name in ("id", "note", "size")} for row in self.log() if not _is_end(row)), key=repr)
+        return sorted(
+            (
+                {name: Value(row[name]) for name in ("id", "note", "size")}
+                for row in self.log()
+                if not _is_end(row)
+            ),
+            key=repr,
+        )
 
     @override
     def put_foreign(self) -> None:
@@ -129,8 +138,20 @@ def test_K15_every_change_is_written_once_in_order_after_the_snapshot(harness: P
     second = harness.follow()
     log = harness.log()
     assert [row["_change_type"] for row in log[:9]] == ["snapshot"] * 9
-    assert {(row["_commit_version"], row[POSITION]) for row in log[:9]} == {(harness.fence.value, harness.fence.value)}
-    shown = [(row["_change_type"], row["id"], row["note"], row["_unchanged"], row["_commit_version"], row[POSITION]) for row in log[9:]]
+    assert {(row["_commit_version"], row[POSITION]) for row in log[:9]} == {
+        (harness.fence.value, harness.fence.value)
+    }
+    shown = [
+        (
+            row["_change_type"],
+            row["id"],
+            row["note"],
+            row["_unchanged"],
+            row["_commit_version"],
+            row[POSITION],
+        )
+        for row in log[9:]
+    ]
     assert shown == [
         ("insert", 20, "first", None, first.value, first.value),
         ("update_postimage", 20, "second", None, first.value, first.value),
@@ -160,13 +181,20 @@ def test_a_log_in_which_nothing_happened_yet_has_its_columns(harness: ParquetHar
 def test_N03_a_repaired_log_has_each_key_once(harness: ParquetHarness, tmp_path: Path) -> None:
     rows = harness.source.sorted_rows()
     place = harness.begin()
-    files = [harness.write(place, 0, rows[:5])[0], harness.write(place, 1, [*rows[5:], harness.item(1, "moved")])[0]]
+    files = [
+        harness.write(place, 0, rows[:5])[0],
+        harness.write(place, 1, [*rows[5:], harness.item(1, "moved")])[0],
+    ]
     fence = Position.of(harness.fence.value + 50)
     keys, changed = tmp_path / "keys", tmp_path / "rows.parquet"
     keys.mkdir()
-    pq.write_table(pa.table({"match_0": [1, 2], "match_text_0": pa.nulls(2, pa.string())}), keys / "part.parquet")
+    pq.write_table(
+        pa.table({"match_0": [1, 2], "match_text_0": pa.nulls(2, pa.string())}), keys / "part.parquet"
+    )
     exact = pa.nulls(1, pa.map_(pa.string(), pa.string()))
-    pq.write_table(pa.table({"value_0": [1], "value_1": ["moved"], "value_2": ["0.10"], "_exact": exact}), changed)
+    pq.write_table(
+        pa.table({"value_0": [1], "value_1": ["moved"], "value_2": ["0.10"], "_exact": exact}), changed
+    )
     harness.sink.repair_snapshot(harness.table, files, ChangedRows(str(keys), (str(changed),)), fence)
     assert harness.target().applied == fence
     assert harness.rows() == sorted([harness.item(1, "moved", "0.10"), *rows[2:]], key=repr)

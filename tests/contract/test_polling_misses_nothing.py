@@ -63,7 +63,7 @@ def position_of(change: Change) -> Position:
     return change.commit.position
 
 
-# --- late commits ---------------------------------------------------------------------------------------------------------------
+# --- late commits -------------------------------------------------------------------------------------------
 
 
 def test_transaction_that_commits_after_later_ones_is_not_missed(polled: PollingHarness) -> None:
@@ -71,10 +71,18 @@ def test_transaction_that_commits_after_later_ones_is_not_missed(polled: Polling
         put(late, polled.table, 1, "late")
         for each in range(2, 6):
             polled.commit(upsert(polled.table, each, "early"))
-        check_same_set(until(polled, stream), [upsert(polled.table, each, "early") for each in range(2, 6)], "each commit, once")
+        check_same_set(
+            until(polled, stream),
+            [upsert(polled.table, each, "early") for each in range(2, 6)],
+            "each commit, once",
+        )
         late.execute("COMMIT")
         polled.await_look()
-        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "and what commits late")
+        check_same_set(
+            take(stream, 1, polled.deadline_seconds),
+            [upsert(polled.table, 1, "late")],
+            "and what commits late",
+        )
 
 
 def test_transaction_that_was_open_when_the_capture_began_is_not_missed(polled: PollingHarness) -> None:
@@ -86,10 +94,16 @@ def test_transaction_that_was_open_when_the_capture_began_is_not_missed(polled: 
             assert [seen(change) for change in until(polled, stream)] == []
             late.execute("COMMIT")
             polled.await_look()
-            check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 2, "late")], "it was not seen before")
+            check_same_set(
+                take(stream, 1, polled.deadline_seconds),
+                [upsert(polled.table, 2, "late")],
+                "it was not seen before",
+            )
 
 
-def test_transaction_that_was_open_when_the_capture_was_restarted_is_not_missed(polled: PollingHarness) -> None:
+def test_transaction_that_was_open_when_the_capture_was_restarted_is_not_missed(
+    polled: PollingHarness,
+) -> None:
     with transaction(polled) as late:
         with closing(polled.capture().live()) as stream:
             put(late, polled.table, 1, "late")
@@ -113,7 +127,8 @@ def test_rows_of_a_savepoint_are_not_missed(polled: PollingHarness) -> None:
         late.execute("COMMIT")
         polled.await_look()
         expected: list[Event] = [
-            upsert(polled.table, key, note) for key, note in ((3, "early"), (4, "early"), (1, "before"), (2, "within"))
+            upsert(polled.table, key, note)
+            for key, note in ((3, "early"), (4, "early"), (1, "before"), (2, "within"))
         ]
         check_same_set(take(stream, 4, polled.deadline_seconds), expected, "all four, each once")
         assert until(polled, stream) == []
@@ -130,7 +145,9 @@ def test_prepared_transaction_is_not_missed(polled: PollingHarness) -> None:
         take(stream, 4, polled.deadline_seconds)
         late.execute(f"COMMIT PREPARED '{name}'".encode())
         polled.await_look()
-        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "also hours later")
+        check_same_set(
+            take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "also hours later"
+        )
 
 
 def test_time_of_the_transactions_begin_is_a_good_column(shared_database: Database, tmp_path: Path) -> None:
@@ -146,10 +163,14 @@ def test_time_of_the_transactions_begin_is_a_good_column(shared_database: Databa
             put(late, polled.table, 1, "late")
             late.execute("COMMIT")
             polled.await_look()
-            check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "its time is before all others")
+            check_same_set(
+                take(stream, 1, polled.deadline_seconds),
+                [upsert(polled.table, 1, "late")],
+                "its time is before all others",
+            )
 
 
-# --- deletes and memory ---------------------------------------------------------------------------------------------------------
+# --- deletes and memory -------------------------------------------------------------------------------------
 
 
 def test_key_that_changed_is_a_delete_and_an_upsert(polled: PollingHarness) -> None:
@@ -158,7 +179,11 @@ def test_key_that_changed_is_a_delete_and_an_upsert(polled: PollingHarness) -> N
         take(stream, 1, polled.deadline_seconds)
         polled.database.execute(f"UPDATE {polled.table} SET id = 2")
         polled.await_look()
-        check_same_set(take(stream, 2, polled.deadline_seconds), [delete(polled.table, 1), upsert(polled.table, 2, "x")], "one row moved")
+        check_same_set(
+            take(stream, 2, polled.deadline_seconds),
+            [delete(polled.table, 1), upsert(polled.table, 2, "x")],
+            "one row moved",
+        )
 
 
 def test_row_deleted_between_two_polls_is_deleted(polled: PollingHarness) -> None:
@@ -169,7 +194,9 @@ def test_row_deleted_between_two_polls_is_deleted(polled: PollingHarness) -> Non
 
 
 def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) -> None:
-    """The row was inserted after one poll and deleted before the next, but a snapshot may have returned it."""
+    """The row was inserted after one poll and deleted before the next, but a snapshot may have returned
+    it.
+    """
     table = polled.table
     polled.commit(upsert(table, 1, "stays"), upsert(table, 2, "seen by both"))
     polled.capture().live().close()
@@ -182,7 +209,9 @@ def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) ->
         for change in found:
             change.ack.confirm()
     check_same_set(found, [delete(table, 2), delete(table, 3)], "both")
-    assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed poll includes it"
+    assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], (
+        "a confirmed poll includes it"
+    )
     with closing(polled.capture().live()) as stream:
         assert until(polled, stream) == [], "each once"
 
@@ -212,9 +241,21 @@ def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
         found = take(stream, 5, polled.deadline_seconds)
         assert until(polled, stream) == []
     fence = position_of(copied[0])
-    check_same_set([each for each in found if position_of(each) <= fence], [each.event for each in copied], "the rows of the snapshot")
-    late_ones: list[Event] = [upsert(table, 2, "late"), upsert(table, 3, "late too"), upsert(table, 5, "after")]
-    check_same_set([each for each in found if position_of(each) > fence], late_ones, "and nothing else of what came later")
+    check_same_set(
+        [each for each in found if position_of(each) <= fence],
+        [each.event for each in copied],
+        "the rows of the snapshot",
+    )
+    late_ones: list[Event] = [
+        upsert(table, 2, "late"),
+        upsert(table, 3, "late too"),
+        upsert(table, 5, "after"),
+    ]
+    check_same_set(
+        [each for each in found if position_of(each) > fence],
+        late_ones,
+        "and nothing else of what came later",
+    )
     assert [position_of(each) for each in found] == sorted(position_of(each) for each in found)
 
 
@@ -243,7 +284,10 @@ def test_row_of_a_snapshot_follows_the_truncate_if_the_table_is_read_again(polle
         path.unlink()
     with closing(polled.capture().live()) as stream:
         found = [change for change in until(polled, stream) if change.event.table == polled.table]
-    assert [seen(change) for change in found] == [seen_event(Truncate(polled.table)), seen_event(upsert(polled.table, 1, "before"))]
+    assert [seen(change) for change in found] == [
+        seen_event(Truncate(polled.table)),
+        seen_event(upsert(polled.table, 1, "before")),
+    ]
 
 
 def test_rows_of_a_snapshot_are_forgotten_when_a_later_poll_is_durable(polled: PollingHarness) -> None:
@@ -309,7 +353,9 @@ def test_lost_spool_returns_the_rows_again(polled: PollingHarness) -> None:
     table = polled.table
     told = [each for each in found if each[0] == table]
     assert told[0] == seen_event(Truncate(table))
-    assert sorted(told[1:], key=repr) == sorted((seen_event(upsert(table, key, f"note {key}")) for key in (1, 2)), key=repr)
+    assert sorted(told[1:], key=repr) == sorted(
+        (seen_event(upsert(table, key, f"note {key}")) for key in (1, 2)), key=repr
+    )
 
 
 def test_deletes_are_not_reported_unless_requested(polled: PollingHarness) -> None:
@@ -337,7 +383,9 @@ def test_table_that_is_added_later_begins_then(polled: PollingHarness) -> None:
     with closing(polled.capture().live()) as stream:
         polled.commit(upsert(polled.other, 2, "after"))
         check_same_set(
-            take(stream, 1, polled.deadline_seconds), [upsert(polled.other, 2, "after")], "existing rows are left to the snapshot"
+            take(stream, 1, polled.deadline_seconds),
+            [upsert(polled.other, 2, "after")],
+            "existing rows are left to the snapshot",
         )
 
 
@@ -354,28 +402,47 @@ def test_key_of_other_columns_returns_the_rows_again(polled: PollingHarness) -> 
         polled.await_look()
         polled.commit(upsert(polled.other, 999, "mark"))
         found = take(stream, 5, polled.deadline_seconds)
-    assert [type(change.event) for change in found if change.event.table == table] == [Truncate, Upsert, Upsert, Upsert]
-    assert {change.event.key["note"] for change in found[1:4] if isinstance(change.event, Upsert)} == {"1", "2", "3"}
+    assert [type(change.event) for change in found if change.event.table == table] == [
+        Truncate,
+        Upsert,
+        Upsert,
+        Upsert,
+    ]
+    assert {change.event.key["note"] for change in found[1:4] if isinstance(change.event, Upsert)} == {
+        "1",
+        "2",
+        "3",
+    }
 
 
-# --- neighbours -----------------------------------------------------------------------------------------------------------------
+# --- neighbours ---------------------------------------------------------------------------------------------
 
 
 def test_look_that_has_to_wait_for_a_table_holds_no_other(polled: PollingHarness) -> None:
     """Otherwise a session that alters both tables in another order would be the victim of a deadlock."""
     # A poll rolls back for no other reason.
-    trying = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock polling' AND query = 'ROLLBACK' AND query_start > %s"
+    trying = (
+        "SELECT 1 FROM pg_stat_activity "
+        "WHERE application_name = 'penstock polling' AND query = 'ROLLBACK' AND query_start > %s"
+    )
     with closing(polled.capture().live()) as stream, transaction(polled) as altering:
         altering.execute(f"LOCK TABLE {polled.other} IN ACCESS EXCLUSIVE MODE".encode())
         ((now,),) = polled.database.query("SELECT clock_timestamp()")
         wait_for(
-            lambda: polled.database.query(trying, now) != [], "a look that does not get the table", lambda: now, polled.deadline_seconds
+            lambda: polled.database.query(trying, now) != [],
+            "a look that does not get the table",
+            lambda: now,
+            polled.deadline_seconds,
         )
         altering.execute("SET lock_timeout = '20s'")
         altering.execute(f"LOCK TABLE {polled.table} IN ACCESS EXCLUSIVE MODE".encode())
         altering.execute("COMMIT")
         polled.commit(upsert(polled.table, 1, "after"))
-        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "after")], "the look was only late")
+        check_same_set(
+            take(stream, 1, polled.deadline_seconds),
+            [upsert(polled.table, 1, "after")],
+            "the look was only late",
+        )
 
 
 def test_two_do_not_poll_under_one_name(polled: PollingHarness, tmp_path: Path) -> None:
@@ -400,13 +467,19 @@ def failure_code(spool: Path) -> str | None:
 def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: Path) -> None:
     with idle(PollingHarness(shared_database, tmp_path)) as polled:
         role = f"reader_{polled.table.name}"
-        shared_database.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON {polled.table}, {polled.other} TO {role}")
+        shared_database.execute(
+            f"CREATE ROLE {role} LOGIN; GRANT SELECT ON {polled.table}, {polled.other} TO {role}"
+        )
         address = SourceAddress.parse(shared_database.dsn.replace("postgres@", f"{role}@"))
         polled.settings = replace(polled.settings, address=address)
         try:
             with closing(polled.capture().live()) as stream:
                 polled.commit(upsert(polled.table, 1, "x"))
-                check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "x")], "with SELECT, and nothing else")
+                check_same_set(
+                    take(stream, 1, polled.deadline_seconds),
+                    [upsert(polled.table, 1, "x")],
+                    "with SELECT, and nothing else",
+                )
             polled.ruled(resume=None)
             with pytest.raises(PrivilegeError, match="may not create or use the tables") as refused:
                 polled.capture().live()
@@ -415,10 +488,12 @@ def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: P
             shared_database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
-def test_table_without_key_or_with_a_column_that_may_be_null_is_refused(shared_database: Database, tmp_path: Path) -> None:
+def test_table_without_key_or_with_a_column_that_may_be_null_is_refused(
+    shared_database: Database, tmp_path: Path
+) -> None:
     with idle(PollingHarness(shared_database, tmp_path)) as polled:
         polled.ruled(cursor="note")
         with pytest.raises(UnsupportedTableError, match="may be NULL"):

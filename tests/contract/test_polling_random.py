@@ -25,9 +25,14 @@ KEYS = 12
 
 
 class Writer:
-    """One session that runs random statements. Each has its own keys, so that no session waits for another."""
+    """One session that runs random statements.
 
-    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], table: str, number: int, choices: random.Random) -> None:
+    Each has its own keys, so that no session waits for another.
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[tuple[Any, ...]], table: str, number: int, choices: random.Random
+    ) -> None:
         self._connection = connection
         self._table = table
         self._number = number
@@ -62,12 +67,16 @@ class Writer:
 
     def _write(self, choice: float) -> None:
         key, other = (self._number * 100 + self._choices.randrange(KEYS) for _ in range(2))
-        put = f"INSERT INTO {self._table} (id, note) VALUES ({key}, '{choice}') ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+        put = (
+            f"INSERT INTO {self._table} (id, note) VALUES ({key}, '{choice}') ON CONFLICT (id) DO UPDATE "
+            "SET note = excluded.note"
+        )
         if choice < 0.35:
             self._run(f"DELETE FROM {self._table} WHERE id = {key}")
         elif choice < 0.45:
             self._run(
-                f"UPDATE {self._table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM {self._table} WHERE id = {other})"
+                f"UPDATE {self._table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT "
+                f"FROM {self._table} WHERE id = {other})"
             )
         elif choice < 0.6:
             self._run("SAVEPOINT s")
@@ -80,7 +89,9 @@ class Writer:
         self._connection.execute(statement.encode())
 
 
-def follow(stream: ChangeStream, polled: PollingHarness, rows: dict[object, object], choices: random.Random) -> None:
+def follow(
+    stream: ChangeStream, polled: PollingHarness, rows: dict[object, object], choices: random.Random
+) -> None:
     """Read the available changes and confirm some of them."""
     mark = upsert(polled.other, choices.randrange(1 << 30), "mark")
     polled.commit(mark)
@@ -108,8 +119,13 @@ def test_reader_of_random_transactions_ends_with_the_table(
     rows: dict[object, object] = {}
     with idle(make(shared_database, tmp_path)) as polled, ExitStack() as open_sessions:
         polled.capture().live().close()
-        sessions = [open_sessions.enter_context(psycopg.connect(polled.database.dsn, autocommit=True)) for _ in range(SESSIONS)]
-        writers = [Writer(session, str(polled.table), number, choices) for number, session in enumerate(sessions, 1)]
+        sessions = [
+            open_sessions.enter_context(psycopg.connect(polled.database.dsn, autocommit=True))
+            for _ in range(SESSIONS)
+        ]
+        writers = [
+            Writer(session, str(polled.table), number, choices) for number, session in enumerate(sessions, 1)
+        ]
         for run in range(RUNS):
             with closing(polled.capture().live()) as stream:
                 for _ in range(STEPS):

@@ -48,7 +48,9 @@ def polled(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[PollingHarness]
     database.close()
 
 
-def test_commit_that_a_crash_would_undo_is_on_disk_before_it_is_given_out(server: EmbeddedPostgres, polled: PollingHarness) -> None:
+def test_commit_that_a_crash_would_undo_is_on_disk_before_it_is_given_out(
+    server: EmbeddedPostgres, polled: PollingHarness
+) -> None:
     """The next transactions would have the numbers of those that were lost, and be taken for known."""
     with closing(polled.capture().live()) as stream:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -60,10 +62,16 @@ def test_commit_that_a_crash_would_undo_is_on_disk_before_it_is_given_out(server
             server.restart("immediate")
         assert polled.database.query(f"SELECT id FROM {polled.table}") == [(1,)], "given out, and then undone"
         polled.commit(upsert(polled.table, 2, "after"))
-        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 2, "after")], "the capture goes on by itself")
+        check_same_set(
+            take(stream, 1, polled.deadline_seconds),
+            [upsert(polled.table, 2, "after")],
+            "the capture goes on by itself",
+        )
 
 
-def test_rows_are_distinguished_from_frozen_ones_after_transaction_id_wraparound(server: EmbeddedPostgres, polled: PollingHarness) -> None:
+def test_rows_are_distinguished_from_frozen_ones_after_transaction_id_wraparound(
+    server: EmbeddedPostgres, polled: PollingHarness
+) -> None:
     """A frozen row keeps its transaction ID, which looks like a later one after two thousand million
     transactions.
     """

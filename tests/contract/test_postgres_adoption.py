@@ -31,10 +31,15 @@ def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarne
 
 
 def _state(database: Database) -> list[tuple[object, ...]]:
-    return database.query("SELECT oid, relacl::text, obj_description(oid) FROM pg_class WHERE oid = 'copy_public.items'::regclass")
+    return database.query(
+        "SELECT oid, relacl::text, obj_description(oid) FROM pg_class "
+        "WHERE oid = 'copy_public.items'::regclass"
+    )
 
 
-def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_is_complete_and_its_other_properties(harness: PostgresHarness) -> None:
+def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_is_complete_and_its_other_properties(
+    harness: PostgresHarness,
+) -> None:
     database = harness.database
     database.execute(THERE)
     before = _state(database)
@@ -58,7 +63,9 @@ def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_is_complete_and_its_
         ("ALTER TABLE copy_public.items DROP CONSTRAINT items_pkey", "primary key"),
     ],
 )
-def test_K10_a_table_that_does_not_fit_is_not_adopted(harness: PostgresHarness, alteration: str, reason: str) -> None:
+def test_K10_a_table_that_does_not_fit_is_not_adopted(
+    harness: PostgresHarness, alteration: str, reason: str
+) -> None:
     harness.database.execute(THERE)
     harness.database.execute(alteration)
     with pytest.raises(TargetForeignError, match=reason):

@@ -29,7 +29,11 @@ from penstock.position import Position
 from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.connector_harness import next_batch, opened, take, until_none
 from penstock.testing.streams import wait_for
-from tests.support.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness, unwritable
+from tests.support.contract.postgres_connector import (
+    PostgresConnectorHarness,
+    postgres_connector_harness,
+    unwritable,
+)
 from tests.support.contract.tables_harness import end_connections, shut
 from tests.support.fix_postgres import Database
 from tests.support.registry import EmbeddedRegistry
@@ -52,7 +56,7 @@ class TestPostgresConnector(SourceConnectorConformance):
         return harness
 
 
-# --- batches ------------------------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 def apply_changes(target: dict[str, dict[int, str | None]], batch: SourceBatch) -> None:
@@ -82,7 +86,9 @@ def mirror_until(
     assert ready is not None
 
     def is_level() -> bool:
-        return mark in target.get(str(harness.table), {}) and set(connector.checkpoint().offsets) == {"stream"}
+        return mark in target.get(str(harness.table), {}) and set(connector.checkpoint().offsets) == {
+            "stream"
+        }
 
     while not is_level():
         if (batch := connector.poll_batch(max_records)) is not None:
@@ -95,7 +101,9 @@ def source_rows(harness: PostgresConnectorHarness, table: object) -> dict[int, s
     return dict(harness.database.query(f"SELECT id, note FROM {table}"))
 
 
-def test_a_batch_has_the_columns_of_its_table_and_the_metadata_of_changes(harness: PostgresConnectorHarness) -> None:
+def test_a_batch_has_the_columns_of_its_table_and_the_metadata_of_changes(
+    harness: PostgresConnectorHarness,
+) -> None:
     harness.add((1, "x"))
     with opened(harness) as connector:
         copied = next_batch(harness, connector)
@@ -120,7 +128,9 @@ def test_a_batch_has_at_most_the_requested_rows(harness: PostgresConnectorHarnes
         connector.poll_batch(0)
 
 
-def test_updates_deletes_key_changes_and_truncates_end_equal_to_the_source(harness: PostgresConnectorHarness) -> None:
+def test_updates_deletes_key_changes_and_truncates_end_equal_to_the_source(
+    harness: PostgresConnectorHarness,
+) -> None:
     table, other = harness.wal.table, harness.wal.other
     both = told(harness, {"tables": f"{table}, {other}"})
     harness.add(*((each, "x") for each in range(20)))
@@ -143,13 +153,23 @@ def test_updates_deletes_key_changes_and_truncates_end_equal_to_the_source(harne
     assert target == {str(each): source_rows(harness, each) for each in (table, other)}
 
 
-def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(harness: PostgresConnectorHarness) -> None:
+def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(
+    harness: PostgresConnectorHarness,
+) -> None:
     table, other = harness.wal.table, harness.wal.other
     both = told(harness, {"tables": f"{table}, {other}"})
     with opened(both) as connector:
-        wait_for(lambda: not connector.poll_batch(1) and harness.wal.has_slot, "a slot", lambda: None, harness.deadline_seconds)
         wait_for(
-            lambda: "to_copy" not in copying(connector), "the end of the snapshot", lambda: copying(connector), harness.deadline_seconds
+            lambda: not connector.poll_batch(1) and harness.wal.has_slot,
+            "a slot",
+            lambda: None,
+            harness.deadline_seconds,
+        )
+        wait_for(
+            lambda: "to_copy" not in copying(connector),
+            "the end of the snapshot",
+            lambda: copying(connector),
+            harness.deadline_seconds,
         )
         stored = connector.checkpoint()
     with harness.database.connect() as connection:
@@ -164,9 +184,9 @@ def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(harness:
             stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
         seen += [(batch.partition, row["id"], row[ORDINAL]) for row in batch.records.to_pylist()]
     assert sorted(seen) == sorted({*seen}), "no row is repeated"
-    assert {(name, each) for name, each, _ in seen} == {(str(name), each) for name in (table, other) for each in range(6)} | {
-        (str(table), 999)
-    }
+    assert {(name, each) for name, each, _ in seen} == {
+        (str(name), each) for name in (table, other) for each in range(6)
+    } | {(str(table), 999)}
 
 
 def copying(connector: SourceConnector) -> Mapping[str, str]:
@@ -174,7 +194,7 @@ def copying(connector: SourceConnector) -> Mapping[str, str]:
     return connector.checkpoint().metadata
 
 
-# --- snapshots ----------------------------------------------------------------------------------------------------------------
+# --- snapshots ----------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: PostgresConnectorHarness) -> None:
@@ -186,7 +206,11 @@ def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: Postgr
     assert len(target[str(harness.table)]) == 4
     with opened(harness, stored) as connector:
         emptied, copied = next_batch(harness, connector), next_batch(harness, connector)
-    places = [(row[COMMIT_VERSION], row[ORDINAL]) for batch in (emptied, copied) for row in batch.records.to_pylist()]
+    places = [
+        (row[COMMIT_VERSION], row[ORDINAL])
+        for batch in (emptied, copied)
+        for row in batch.records.to_pylist()
+    ]
     assert places == sorted({*places}), "the truncate has its own ordinal, before the rows"
     harness.database.execute(f"DELETE FROM {harness.table} WHERE id < 3")
     harness.add((999, "mark"))
@@ -240,14 +264,21 @@ def test_before_rows_of_another_shape_a_checkpoint_can_be_taken(harness: Postgre
         flag.clear()
         harness.change_shape()
         harness.add((2, "x"))
-        wait_for(lambda: connector.poll_batch(10) is None and flag.is_set(), "a request", flag.is_set, harness.deadline_seconds)
+        wait_for(
+            lambda: connector.poll_batch(10) is None and flag.is_set(),
+            "a request",
+            flag.is_set,
+            harness.deadline_seconds,
+        )
         stored = connector.checkpoint()
         assert take(harness, connector, 1) == [(2, "x")]
     with opened(harness, stored) as connector:
         assert take(harness, connector, 1) == [(2, "x")]
 
 
-def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(harness: PostgresConnectorHarness) -> None:
+def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(
+    harness: PostgresConnectorHarness,
+) -> None:
     table, other = harness.wal.table, harness.wal.other
     harness.add((1, "x"))
     harness.database.execute(f"INSERT INTO {other} VALUES (1, 'old'), (2, 'old')")
@@ -262,7 +293,9 @@ def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(harne
     assert target == {str(each): source_rows(harness, each) for each in (table, other)}
 
 
-def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_come_whole(harness: PostgresConnectorHarness) -> None:
+def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_come_whole(
+    harness: PostgresConnectorHarness,
+) -> None:
     table, other, publication = harness.wal.table, harness.wal.other, harness.wal.settings.publication
     harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}")
     harness.database.execute(f"INSERT INTO {other} VALUES (1, 'old')")
@@ -275,7 +308,9 @@ def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_
         harness.database.execute(f"INSERT INTO {other} VALUES (2, 'new')")
         harness.add((2, "x"))
         mirror_until(all_of_them, connector, target, 2)
-        assert set(target) == {str(table)}, "of a table that was not copied, changes alone would be half of it"
+        assert set(target) == {str(table)}, (
+            "of a table that was not copied, changes alone would be half of it"
+        )
         stored = connector.checkpoint()
     harness.add((3, "x"))
     with opened(all_of_them, stored) as connector:
@@ -286,12 +321,17 @@ def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_
 def test_without_snapshot_only_changes_from_now_on_are_returned(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "before"))
     with opened(told(harness, {"snapshot": "never"})) as connector:
-        wait_for(lambda: connector.poll_batch(1) is None and harness.wal.has_slot, "a slot", lambda: None, harness.deadline_seconds)
+        wait_for(
+            lambda: connector.poll_batch(1) is None and harness.wal.has_slot,
+            "a slot",
+            lambda: None,
+            harness.deadline_seconds,
+        )
         harness.add((2, "after"))
         assert take(harness, connector, 1) == [(2, "after")]
 
 
-# --- holes --------------------------------------------------------------------------------------------------------------------
+# --- holes --------------------------------------------------------------------------------------------------
 
 
 def stored_place(harness: PostgresConnectorHarness) -> SourceCheckpoint:
@@ -311,11 +351,15 @@ def test_a_checkpoint_whose_slot_is_gone_is_refused(harness: PostgresConnectorHa
     assert not harness.wal.has_slot, "and no other one is created"
 
 
-def test_a_slot_that_is_past_the_checkpoint_is_a_hole(harness: PostgresConnectorHarness, tmp_path: Path) -> None:
+def test_a_slot_that_is_past_the_checkpoint_is_a_hole(
+    harness: PostgresConnectorHarness, tmp_path: Path
+) -> None:
     stored = stored_place(harness)
     harness.wal.drop_slot()
     harness.add((3, "lost"))
-    harness.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", harness.wal.settings.slot)
+    harness.database.query(
+        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", harness.wal.settings.slot
+    )
     elsewhere = told(harness, {"spool": str(tmp_path / "another")})
     with pytest.raises(PositionGapError), opened(elsewhere, stored):
         pass
@@ -348,21 +392,37 @@ def test_another_table_of_the_same_name_is_a_hole(harness: PostgresConnectorHarn
         pass
 
 
-def test_a_table_that_is_renamed_while_it_is_followed_ends_the_stream(harness: PostgresConnectorHarness) -> None:
+def test_a_table_that_is_renamed_while_it_is_followed_ends_the_stream(
+    harness: PostgresConnectorHarness,
+) -> None:
     with opened(told(harness, {"watchSeconds": "0.05"})) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
         harness.database.execute(f"ALTER TABLE {harness.table} RENAME TO was_{harness.table.name}")
         with pytest.raises(TableGapError, match="is called"):
-            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+            wait_for(
+                lambda: connector.poll_batch(1) is not None,
+                "the error",
+                connector.checkpoint,
+                harness.deadline_seconds,
+            )
 
 
-def test_a_publication_that_leaves_changes_out_is_refused_with_the_fix(harness: PostgresConnectorHarness) -> None:
+def test_a_publication_that_leaves_changes_out_is_refused_with_the_fix(
+    harness: PostgresConnectorHarness,
+) -> None:
     publication = harness.wal.settings.publication
-    harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {harness.table} WITH (publish = 'insert')")
+    harness.database.execute(
+        f"CREATE PUBLICATION {publication} FOR TABLE {harness.table} WITH (publish = 'insert')"
+    )
     with opened(harness) as connector:
         with pytest.raises(PublicationError, match="leaves out") as raised:
-            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+            wait_for(
+                lambda: connector.poll_batch(1) is not None,
+                "the error",
+                connector.checkpoint,
+                harness.deadline_seconds,
+            )
         assert "ALTER PUBLICATION" in (raised.value.hint or "")
     assert not harness.wal.has_slot, "nothing is kept for a stream that cannot be"
 
@@ -370,9 +430,13 @@ def test_a_publication_that_leaves_changes_out_is_refused_with_the_fix(harness: 
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda stored: SourceCheckpoint({**stored.offsets, "stream": "nowhere"}, stored.epoch, stored.metadata),
+        lambda stored: SourceCheckpoint(
+            {**stored.offsets, "stream": "nowhere"}, stored.epoch, stored.metadata
+        ),
         lambda stored: SourceCheckpoint(stored.offsets, stored.epoch, {**stored.metadata, "slot": "another"}),
-        lambda stored: SourceCheckpoint(stored.offsets, stored.epoch, {**stored.metadata, "system": "no system"}),
+        lambda stored: SourceCheckpoint(
+            stored.offsets, stored.epoch, {**stored.metadata, "system": "no system"}
+        ),
         lambda stored: SourceCheckpoint({"public.t": "0/0"}, stored.epoch, stored.metadata),
     ],
 )
@@ -384,13 +448,18 @@ def test_a_checkpoint_that_cannot_be_ours_is_refused(
         pass
 
 
-def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(harness: PostgresConnectorHarness) -> None:
+def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(
+    harness: PostgresConnectorHarness,
+) -> None:
     table, other = harness.wal.table, harness.wal.other
     harness.database.execute(f"ALTER TABLE {other} ADD COLUMN at timestamptz")
     strict = told(harness, {"tables": f"{table}, {other}", "onUnrepresentable": "error"})
     with opened(strict) as connector:
         wait_for(
-            lambda: "to_copy" not in copying(connector), "the end of the snapshot", lambda: copying(connector), harness.deadline_seconds
+            lambda: "to_copy" not in copying(connector),
+            "the end of the snapshot",
+            lambda: copying(connector),
+            harness.deadline_seconds,
         )
         stored = connector.checkpoint()
         with harness.database.connect() as connection:
@@ -400,7 +469,12 @@ def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(harn
             connection.execute(f"INSERT INTO {other} VALUES (2, 'bad', 'infinity')".encode())
         assert take(harness, connector, 1) == [(1, "before")]
         with pytest.raises(UnrepresentableError):
-            wait_for(lambda: connector.poll_batch(10) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+            wait_for(
+                lambda: connector.poll_batch(10) is not None,
+                "the error",
+                connector.checkpoint,
+                harness.deadline_seconds,
+            )
         assert connector.health_check().health is Health.UNHEALTHY
         last = connector.checkpoint()
         connector.notify_epoch_committed(last.epoch)
@@ -413,7 +487,7 @@ def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(harn
     )
 
 
-# --- acknowledging ------------------------------------------------------------------------------------------------------------
+# --- acknowledging ------------------------------------------------------------------------------------------
 
 
 def test_the_slot_is_confirmed_no_further_than_the_committed_epoch(harness: PostgresConnectorHarness) -> None:
@@ -427,14 +501,19 @@ def test_the_slot_is_confirmed_no_further_than_the_committed_epoch(harness: Post
         connector.notify_epoch_committed(stored.epoch)
         floor = Position.parse(stored.offsets["stream"])
         wait_for(
-            lambda: harness.wal.confirmed >= floor, f"confirmed up to {floor}", lambda: harness.wal.confirmed, harness.deadline_seconds
+            lambda: harness.wal.confirmed >= floor,
+            f"confirmed up to {floor}",
+            lambda: harness.wal.confirmed,
+            harness.deadline_seconds,
         )
         harness.add((3, "x"))
         take(harness, connector, 1)
         assert harness.wal.confirmed == floor
 
 
-def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers_it(harness: PostgresConnectorHarness) -> None:
+def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers_it(
+    harness: PostgresConnectorHarness,
+) -> None:
     with opened(harness) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
@@ -450,11 +529,16 @@ def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers
         connector.notify_epoch_committed(later.epoch)
         floor = Position.parse(later.offsets["stream"])
         wait_for(
-            lambda: harness.wal.confirmed >= floor, f"confirmed up to {floor}", lambda: harness.wal.confirmed, harness.deadline_seconds
+            lambda: harness.wal.confirmed >= floor,
+            f"confirmed up to {floor}",
+            lambda: harness.wal.confirmed,
+            harness.deadline_seconds,
         )
 
 
-def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(harness: PostgresConnectorHarness) -> None:
+def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(
+    harness: PostgresConnectorHarness,
+) -> None:
     harness.add((1, "x"))
     with opened(told(harness, {"idleCheckpointBytes": "100000"})) as connector:
         flag = connector.checkpoint_requested()
@@ -463,7 +547,12 @@ def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(harnes
         flag.clear()
         before = harness.wal.confirmed
         harness.wal.commit_elsewhere()
-        wait_for(lambda: connector.poll_batch(1) is None and flag.is_set(), "a request", connector.checkpoint, harness.deadline_seconds)
+        wait_for(
+            lambda: connector.poll_batch(1) is None and flag.is_set(),
+            "a request",
+            connector.checkpoint,
+            harness.deadline_seconds,
+        )
         connector.notify_epoch_committed(connector.checkpoint().epoch)
         wait_for(
             lambda: harness.wal.confirmed.value > before.value + 100_000,
@@ -473,18 +562,25 @@ def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(harnes
         )
 
 
-# --- how it is ----------------------------------------------------------------------------------------------------------------
+# --- how it is ----------------------------------------------------------------------------------------------
 
 
 def test_health_depends_on_the_thresholds(harness: PostgresConnectorHarness) -> None:
     assert harness.connector().health_check().health is Health.UNKNOWN
-    with opened(told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})) as connector:
+    with opened(
+        told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})
+    ) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
         # No reader polls any more, so the returned changes are not acknowledged.
         harness.wal.commit_elsewhere()
         harness.add(*((each, "x" * 100) for each in range(2, 200)))
-        wait_for(lambda: connector.health_check().health is Health.DEGRADED, "degraded", connector.health_check, harness.deadline_seconds)
+        wait_for(
+            lambda: connector.health_check().health is Health.DEGRADED,
+            "degraded",
+            connector.health_check,
+            harness.deadline_seconds,
+        )
         assert "behind the source" in (connector.health_check().why or "")
         lag = connector.metrics().lag
         assert lag is not None
@@ -494,9 +590,13 @@ def test_health_depends_on_the_thresholds(harness: PostgresConnectorHarness) -> 
 def drop_from_reader(harness: PostgresConnectorHarness) -> bool:
     """A source whose reader restarts repeatedly."""
     slot = harness.wal.settings.slot
-    harness.database.query("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", slot)
+    harness.database.query(
+        "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", slot
+    )
     with suppress(psycopg.errors.ObjectInUse):
-        harness.database.query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", slot)
+        harness.database.query(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", slot
+        )
     return not harness.wal.has_slot
 
 
@@ -505,15 +605,30 @@ def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarne
         harness.add((1, "x"))
         take(harness, connector, 1)
         assert connector.health_check().health is Health.HEALTHY
-        wait_for(lambda: drop_from_reader(harness), "a slot that is gone", harness.open_resources, harness.deadline_seconds)
-        wait_for(lambda: connector.health_check().health is Health.UNHEALTHY, "unhealthy", connector.health_check, harness.deadline_seconds)
+        wait_for(
+            lambda: drop_from_reader(harness),
+            "a slot that is gone",
+            harness.open_resources,
+            harness.deadline_seconds,
+        )
+        wait_for(
+            lambda: connector.health_check().health is Health.UNHEALTHY,
+            "unhealthy",
+            connector.health_check,
+            harness.deadline_seconds,
+        )
         assert "PEN-1201" in (connector.health_check().why or "")
         with pytest.raises(SlotMissingError):
-            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+            wait_for(
+                lambda: connector.poll_batch(1) is not None,
+                "the error",
+                connector.checkpoint,
+                harness.deadline_seconds,
+            )
         assert connector.metrics().errors_total >= 1
 
 
-# --- schemas and options ------------------------------------------------------------------------------------------------------
+# --- schemas and options ------------------------------------------------------------------------------------
 
 
 # The first that asks for a registry fetches it, once for each user, and starts it.
@@ -521,14 +636,18 @@ with_registry = pytest.mark.timeout(1200)
 
 
 @with_registry
-def test_schemas_of_tables_are_kept_in_a_real_registry(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
+def test_schemas_of_tables_are_kept_in_a_real_registry(
+    harness: PostgresConnectorHarness, registry: EmbeddedRegistry
+) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
     assert kept.registers_schemas, "or nothing would be asked of the registry"
     SourceConnectorConformance().test_schemas_are_registered_if_the_connector_supports_it(kept)
 
 
 @with_registry
-def test_the_registry_says_which_shapes_may_follow(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
+def test_the_registry_says_which_shapes_may_follow(
+    harness: PostgresConnectorHarness, registry: EmbeddedRegistry
+) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "following."})
     table = str(harness.table)
     with opened(kept) as connector:
@@ -559,7 +678,10 @@ def test_an_option_that_is_unknown_or_makes_no_sense_is_named() -> None:
         ({"dns": "x"}, "no option 'dns'"),
         ({"dsn": "host=h", "slot": "s"}, "'spool' is missing"),
         ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' is invalid"),
-        ({"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"}, "does not support the option 'process'"),
+        (
+            {"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"},
+            "does not support the option 'process'",
+        ),
         ({"dsn": "host=h", "slot": "s", "spool": "x", "byTriggers": "true"}, "'polling' and 'byTriggers'"),
     ):
         with pytest.raises(ConfigError, match=message):

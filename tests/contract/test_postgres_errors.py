@@ -51,13 +51,19 @@ def test_error_of_a_trigger_does_not_show_row_values(harness: PostgresHarness, s
     assert refused.value.__cause__ is None
 
 
-@pytest.mark.parametrize(("function", "recovery"), [("pg_cancel_backend", Recovery.RETRY), ("pg_terminate_backend", Recovery.RETRY)])
-def test_a_copy_that_the_server_ends_does_not_tell_at_which_row(harness: PostgresHarness, function: str, recovery: Recovery) -> None:
+@pytest.mark.parametrize(
+    ("function", "recovery"),
+    [("pg_cancel_backend", Recovery.RETRY), ("pg_terminate_backend", Recovery.RETRY)],
+)
+def test_a_copy_that_the_server_ends_does_not_tell_at_which_row(
+    harness: PostgresHarness, function: str, recovery: Recovery
+) -> None:
     """Its context is the row: `COPY items, line 1: "20 secret"`."""
     harness.copy()
     harness.database.execute(
         f"CREATE FUNCTION copy_public.wait(text) RETURNS bool LANGUAGE plpgsql AS "
-        f"'BEGIN PERFORM pg_catalog.{function}(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(60); RETURN true; END'"
+        f"'BEGIN PERFORM pg_catalog.{function}(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(60); "
+        "RETURN true; END'"
     )
     harness.database.execute("ALTER TABLE copy_public.items ADD CHECK (copy_public.wait(note)) NOT VALID")
     harness.source.insert(harness.item(20, "secret"))
@@ -67,8 +73,13 @@ def test_a_copy_that_the_server_ends_does_not_tell_at_which_row(harness: Postgre
     assert "secret" not in str(ended.value)
 
 
-@pytest.mark.parametrize(("state", "recovery"), [("53100", Recovery.RETRY), ("57014", Recovery.RETRY), ("42501", Recovery.OPERATOR)])
-def test_a_trigger_that_speaks_in_the_server_s_name_is_not_quoted_either(harness: PostgresHarness, state: str, recovery: Recovery) -> None:
+@pytest.mark.parametrize(
+    ("state", "recovery"),
+    [("53100", Recovery.RETRY), ("57014", Recovery.RETRY), ("42501", Recovery.OPERATOR)],
+)
+def test_a_trigger_that_speaks_in_the_server_s_name_is_not_quoted_either(
+    harness: PostgresHarness, state: str, recovery: Recovery
+) -> None:
     harness.copy()
     harness.source.insert(harness.item(20, "secret"))
     with raising(harness, state), pytest.raises(PenstockError) as refused:
@@ -81,8 +92,12 @@ def test_objects_that_block_the_replacement_of_a_table_are_named(harness: Postgr
     harness.copy()
     harness.database.execute("CREATE VIEW copy_public.notes AS SELECT note FROM copy_public.items")
     harness.sink.release_ownership(ITEMS)
-    harness.table = TableSchema(harness.table.oid, ITEMS, (*harness.table.columns[:2], Column("size", harness.types[2], 25)), ("id",))
-    with pytest.raises(SinkRefusedError, match=r"view copy_public\.notes depends on table copy_public\.items") as refused:
+    harness.table = TableSchema(
+        harness.table.oid, ITEMS, (*harness.table.columns[:2], Column("size", harness.types[2], 25)), ("id",)
+    )
+    with pytest.raises(
+        SinkRefusedError, match=r"view copy_public\.notes depends on table copy_public\.items"
+    ) as refused:
         harness.copy()
     assert refused.value.hint is not None
     assert "drop the objects that the message names" in refused.value.hint
@@ -95,13 +110,20 @@ def test_a_schema_of_the_source_that_is_called_as_ours_needs_another_name(harnes
         targets.load_target(orders)
     assert refused.value.hint is not None
     assert "schemas: {penstock: copied_penstock}" in refused.value.hint
-    assert PostgresTargets(harness.address, PIPELINE, Naming({"penstock": "copied_penstock"})).load_target(orders) is None
+    assert (
+        PostgresTargets(harness.address, PIPELINE, Naming({"penstock": "copied_penstock"})).load_target(
+            orders
+        )
+        is None
+    )
 
 
 @pytest.fixture
 def loader(harness: PostgresHarness) -> Iterator[str]:
     name = f"loader_{harness.database.name}"
-    harness.database.execute(f"CREATE ROLE {name} LOGIN; REVOKE TEMPORARY ON DATABASE {harness.database.name} FROM public")
+    harness.database.execute(
+        f"CREATE ROLE {name} LOGIN; REVOKE TEMPORARY ON DATABASE {harness.database.name} FROM public"
+    )
     yield name
     harness.database.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
     harness.database.execute(f"GRANT TEMPORARY ON DATABASE {harness.database.name} TO public")

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 
 from penstock.change import ChangeCounts, ChangeType
 from penstock.config.policies import SchemaPolicy, SchemaRule
-from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
+from penstock.errors import (
+    ConnectionLostError,
+    SchemaChangedError,
+    SinkError,
+    SinkRefusedError,
+    TargetForeignError,
+)
 from penstock.pipeline.schema_changes.tracker import CatalogSnapshot, SchemaTracker
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, MissingValue
@@ -42,7 +48,22 @@ KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "de
 _NUMBERS = count(1)
 
 acts = st.tuples(
-    st.sampled_from(["write", "write", "write", "delete", "add", "add", "drop", "rename", "swap", "widen", "retype", "rewrite"]),
+    st.sampled_from(
+        [
+            "write",
+            "write",
+            "write",
+            "delete",
+            "add",
+            "add",
+            "drop",
+            "rename",
+            "swap",
+            "widen",
+            "retype",
+            "rewrite",
+        ]
+    ),
     st.integers(0, 5),
     st.sampled_from(["a", "b", "c"]),
 )
@@ -51,12 +72,20 @@ acts = st.tuples(
 class Follow:
     """A table from its snapshot on: the sink, the spool, and the pipeline's work between them."""
 
-    def __init__(self, root: Path, database: Database, mode: Mode = Mode.MIRROR, policy: SchemaPolicy = SchemaPolicy.EVOLVE) -> None:
+    def __init__(
+        self,
+        root: Path,
+        database: Database,
+        mode: Mode = Mode.MIRROR,
+        policy: SchemaPolicy = SchemaPolicy.EVOLVE,
+    ) -> None:
         self.database = database
         self.executors = ForgetfulExecutors()
         self.schema = f"copy{next(_NUMBERS)}_public"
         naming = Naming(prefix=self.schema.removesuffix("public"))
-        self.sink = PostgresSink(self.executors, SourceAddress.parse(database.dsn), "shop", naming, mode_of=lambda _: mode)
+        self.sink = PostgresSink(
+            self.executors, SourceAddress.parse(database.dsn), "shop", naming, mode_of=lambda _: mode
+        )
         self.shape: CatalogShape | None = None
         self.follower = SchemaTracker(lambda _: SchemaRule(policy, can_resync=mode.can_resync), self._inspect)
         self.position = 100
@@ -71,13 +100,19 @@ class Follow:
         fence, schema = Position.of(self.position), shape.schema
         place = self.sink.begin_snapshot(schema, fence)
         own = own_arrays(schema, [_valued(row) for row in rows])
-        batch = pa.RecordBatch.from_arrays([*own, pa.nulls(len(rows), place.schema.types[-1])], schema=place.schema)
+        batch = pa.RecordBatch.from_arrays(
+            [*own, pa.nulls(len(rows), place.schema.types[-1])], schema=place.schema
+        )
         file, _ = self.sink.chunk_writer(iter([batch]), place, 0, fence)
         self.sink.finish_snapshot(schema, [file], fence)
 
-    def spool(self, schema: TableSchema, kind: str, row: dict[str, Any], unchanged: tuple[str, ...] = ()) -> None:
+    def spool(
+        self, schema: TableSchema, kind: str, row: dict[str, Any], unchanged: tuple[str, ...] = ()
+    ) -> None:
         self.position += 10
-        self._writer.append(whole(schema, [Transaction(self.position, (LogChange(KINDS[kind], 0, _valued(row), unchanged),))]))
+        self._writer.append(
+            whole(schema, [Transaction(self.position, (LogChange(KINDS[kind], 0, _valued(row), unchanged),))])
+        )
 
     def target(self) -> Target:
         target = self.sink.load_target(NAME)
@@ -92,7 +127,11 @@ class Follow:
         if self.follower.observe_catalog({NAME: target}, CatalogSnapshot({NAME: shape.schema})):
             raise ResyncRequired
         found = self._reader.read(target.applied, end).tables[NAME]
-        return target, self.follower.follow(self.sink, target, TableChanges(NAME, found.slices, found.counts)), end
+        return (
+            target,
+            self.follower.follow(self.sink, target, TableChanges(NAME, found.slices, found.counts)),
+            end,
+        )
 
     def apply(self, shape: CatalogShape) -> None:
         self.sink.apply(*self.plan(shape))
@@ -118,12 +157,18 @@ def _valued(row: dict[str, Any]) -> dict[str, Value]:
     return {name: Value(None if value is None else str(value)) for name, value in row.items()}
 
 
-def shape_of(*columns: tuple[int, str, str], width: int | None = None, heap: str = "0", **missing: str) -> CatalogShape:
+def shape_of(
+    *columns: tuple[int, str, str], width: int | None = None, heap: str = "0", **missing: str
+) -> CatalogShape:
     """Columns as number, name and type; the first is the key."""
     declared = tuple(Column(name, pa.string(), *_declared(kind)) for _, name, kind in columns)
     numbers = tuple(number for number, _, _ in columns)
-    schema = TableSchema(77, NAME, declared, (declared[0].name,), Attributes(numbers, width or max(numbers), heap))
-    return CatalogShape(schema, {name: MissingValue(text) for name, text in missing.items()}, 1 << 31, frozenset())
+    schema = TableSchema(
+        77, NAME, declared, (declared[0].name,), Attributes(numbers, width or max(numbers), heap)
+    )
+    return CatalogShape(
+        schema, {name: MissingValue(text) for name, text in missing.items()}, 1 << 31, frozenset()
+    )
 
 
 def _declared(kind: str) -> tuple[int, int]:
@@ -136,7 +181,9 @@ def _as_text(shape: CatalogShape) -> CatalogShape:
 
 
 def _schema_as_text(schema: TableSchema) -> TableSchema:
-    return replace(schema, columns=tuple(replace(column, arrow_type=pa.string()) for column in schema.columns))
+    return replace(
+        schema, columns=tuple(replace(column, arrow_type=pa.string()) for column in schema.columns)
+    )
 
 
 @pytest.fixture
@@ -151,19 +198,36 @@ ROWS = [{"id": 1, "a": "one", "b": 10}, {"id": 2, "a": "two", "b": None}]
 
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(acts, max_size=4), min_size=1, max_size=4))
-@example([[("add", 1, "b"), ("write", 1, "")], [("swap", 1, ""), ("widen", 1, "")], [("drop", 0, ""), ("write", 2, ""), ("add", 0, "a")]])
-def test_S01_to_S06_a_table_follows_in_the_transaction_that_needs_it(shared_database: Database, plan: list[list[Act]]) -> None:
+@example(
+    [
+        [("add", 1, "b"), ("write", 1, "")],
+        [("swap", 1, ""), ("widen", 1, "")],
+        [("drop", 0, ""), ("write", 2, ""), ("add", 0, "a")],
+    ]
+)
+def test_S01_to_S06_a_table_follows_in_the_transaction_that_needs_it(
+    shared_database: Database, plan: list[list[Act]]
+) -> None:
     source = Source()
     with TemporaryDirectory() as directory, closing(Follow(Path(directory), shared_database)) as made:
         made.copy(_as_text(source.shape()), list(source.table().values()))
         for number, some in enumerate(plan):
-            changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
+            changes = [
+                change
+                for act in (*some, ("write", 50 + number, ""))
+                if (change := source.do(act)) is not None
+            ]
             _follow(made, source, changes)
             names = [column.name for column in source.columns]
-            expected = sorted(tuple(None if row[name] is None else str(row[name]) for name in names) for row in source.table().values())
+            expected = sorted(
+                tuple(None if row[name] is None else str(row[name]) for name in names)
+                for row in source.table().values()
+            )
             assert sorted(made.rows(*names)) == expected
             declared = {"int4": "integer", "int8": "bigint", "text": "text"}
-            assert {name: made.types()[name] for name in names} == {each.name: declared[each.kind] for each in source.columns}
+            assert {name: made.types()[name] for name in names} == {
+                each.name: declared[each.kind] for each in source.columns
+            }
 
 
 def _follow(made: Follow, source: Source, changes: list[Change]) -> None:
@@ -178,10 +242,20 @@ def _follow(made: Follow, source: Source, changes: list[Change]) -> None:
 
 def test_S01_existing_rows_have_the_default_of_the_source_in_a_new_column(follow: Follow) -> None:
     follow.copy(BEFORE, ROWS)
-    after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "b", "int4"), (4, "c", "numeric"), (5, "d", "text"), c="1.50", d="it's")
+    after = shape_of(
+        (1, "id", "int4"),
+        (2, "a", "text"),
+        (3, "b", "int4"),
+        (4, "c", "numeric"),
+        (5, "d", "text"),
+        c="1.50",
+        d="it's",
+    )
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "before", "b": 3})
     follow.spool(after.schema, "insert", {"id": 4, "a": "after", "b": 4, "c": None, "d": "own"})
-    follow.spool(after.schema, "update", {"id": 1, "a": "one", "b": 11, "c": "1.50"}, ("d",))  # its own value did not travel
+    follow.spool(
+        after.schema, "update", {"id": 1, "a": "one", "b": 11, "c": "1.50"}, ("d",)
+    )  # its own value did not travel
     follow.apply(after)
     assert follow.rows("id", "a", "b", "c", "d") == [
         ("1", "one", "11", "1.50", "it's"),
@@ -189,7 +263,9 @@ def test_S01_existing_rows_have_the_default_of_the_source_in_a_new_column(follow
         ("3", "before", "3", "1.50", "it's"),
         ("4", "after", "4", None, "own"),
     ]
-    assert follow.database.query(f"SELECT count(*) FROM pg_attrdef WHERE adrelid = '{follow.schema}.t'::regclass") == [(0,)]
+    assert follow.database.query(
+        f"SELECT count(*) FROM pg_attrdef WHERE adrelid = '{follow.schema}.t'::regclass"
+    ) == [(0,)]
 
 
 def test_S02_S03_names_are_swapped_and_reused_and_dropped_columns_stay(follow: Follow) -> None:
@@ -210,7 +286,12 @@ def test_S02_S03_names_are_swapped_and_reused_and_dropped_columns_stay(follow: F
         ("3", "3", None, None),
         ("4", "4", "2026-01-01", None),
     ]
-    assert follow.database.query(f"SELECT a, b FROM {follow.schema}.seen ORDER BY b") == [(None, 3), (None, 4), ("uno", 11), ("two", None)]
+    assert follow.database.query(f"SELECT a, b FROM {follow.schema}.seen ORDER BY b") == [
+        (None, 3),
+        (None, 4),
+        ("uno", 11),
+        ("two", None),
+    ]
 
 
 def test_S04_a_type_that_holds_more_holds_more_in_the_target(follow: Follow) -> None:
@@ -244,7 +325,9 @@ def test_S04_a_number_with_another_text_in_its_new_type_is_resynced(follow: Foll
     assert follow.types() == {"id": "integer", "f": "real"}
 
 
-def test_S05_a_column_that_changed_its_type_and_was_dropped_leaves_nothing_that_its_column_cannot_hold(follow: Follow) -> None:
+def test_S05_a_column_that_changed_its_type_and_was_dropped_leaves_nothing_that_its_column_cannot_hold(
+    follow: Follow,
+) -> None:
     follow.copy(BEFORE, ROWS)
     retyped = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "b", "text"), heap="1")
     gone = shape_of((1, "id", "int4"), (2, "a", "text"), width=3, heap="1")
@@ -257,7 +340,9 @@ def test_S05_a_column_that_changed_its_type_and_was_dropped_leaves_nothing_that_
 
 
 @pytest.mark.parametrize("mode", [Mode.SOFT_DELETE, Mode.HISTORY, Mode.APPEND])
-def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(shared_database: Database, tmp_path: Path, mode: Mode) -> None:
+def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(
+    shared_database: Database, tmp_path: Path, mode: Mode
+) -> None:
     after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "renamed", "int4"), (4, "c", "int4"), c="5")
     with closing(Follow(tmp_path, shared_database, mode)) as follow:
         follow.copy(BEFORE, ROWS)
@@ -270,7 +355,9 @@ def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(shared_dat
     assert found == [*versions, ("2", "two", past), ("3", "three", past)]
 
 
-def test_S01_R05_a_table_without_key_follows_and_its_rows_are_counted_with_the_new_column(follow: Follow) -> None:
+def test_S01_R05_a_table_without_key_follows_and_its_rows_are_counted_with_the_new_column(
+    follow: Follow,
+) -> None:
     before = _keyless(shape_of((1, "a", "int4")))
     after = _keyless(shape_of((1, "a", "int4"), (2, "c", "int4"), c="5"))
     follow.copy(before, [{"a": 1}, {"a": 1}, {"a": 1}, {"a": 2}])
@@ -299,17 +386,23 @@ def test_S01_a_table_is_altered_though_no_row_of_it_changed(follow: Follow) -> N
         follow.sink.apply(target, changes, Position.of(160))
 
 
-def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_longer_values(shared_database: Database, tmp_path: Path) -> None:
+def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_longer_values(
+    shared_database: Database, tmp_path: Path
+) -> None:
     with closing(Follow(tmp_path, shared_database, policy=SchemaPolicy.IGNORE)) as follow:
         follow.copy(shape_of((1, "id", "int4"), (2, "a", "varchar(3)"), (3, "b", "int4")), ROWS)
-        after = shape_of((1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5")
+        after = shape_of(
+            (1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5"
+        )
         follow.spool(after.schema, "insert", {"id": 3, "renamed": "as long", "b": None, "c": 3})
         follow.apply(after)
         assert follow.types() == {"id": "integer", "a": "character varying(9)", "b": "integer"}
         assert follow.rows("id", "a", "b") == [("1", "one", "10"), ("2", "two", None), ("3", "as long", None)]
 
 
-def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when_it_dies(follow: Follow) -> None:
+def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when_it_dies(
+    follow: Follow,
+) -> None:
     follow.copy(BEFORE, ROWS)
     after = shape_of((1, "id", "int4"), (2, "b", "text"), (3, "a", "int4"), (4, "c", "int4"), c="5")
     follow.spool(after.schema, "insert", {"id": 3, "b": "three", "a": 3, "c": "not a number"})
@@ -327,7 +420,11 @@ def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when
         follow.sink.apply(*planned)
     follow.executors.is_silent = False
     follow.sink.apply(*planned)
-    assert follow.rows("id", "b", "a", "c") == [("1", "one", "10", "5"), ("2", "two", None, "5"), ("3", "three", "3", "3")]
+    assert follow.rows("id", "b", "a", "c") == [
+        ("1", "one", "10", "5"),
+        ("2", "two", None, "5"),
+        ("3", "three", "3", "3"),
+    ]
 
 
 def test_K09_a_table_altered_by_another_writer_is_not_written_to(follow: Follow) -> None:
@@ -355,7 +452,9 @@ def test_a_view_that_keeps_a_column_s_type_is_named(follow: Follow) -> None:
     assert follow.types()["b"] == "bigint"
 
 
-def test_K08_a_table_of_a_version_without_lineage_continues_and_is_resynced_at_a_schema_change(follow: Follow) -> None:
+def test_K08_a_table_of_a_version_without_lineage_continues_and_is_resynced_at_a_schema_change(
+    follow: Follow,
+) -> None:
     follow.copy(BEFORE, ROWS)
     follow.database.execute("ALTER TABLE penstock.applied DROP origin, DROP relation")
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
@@ -373,9 +472,17 @@ def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> 
     """It has the same name, and nothing of it is ours."""
     follow.copy(BEFORE, ROWS)
     target = follow.target()
-    follow.database.execute(f"ALTER TABLE {follow.schema}.t RENAME TO old; CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)")
+    follow.database.execute(
+        f"ALTER TABLE {follow.schema}.t RENAME TO old; "
+        f"CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)"
+    )
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
-    for attempt in (lambda: follow.apply(BEFORE), follow.target, lambda: follow.copy(BEFORE, ROWS), lambda: follow.sink.drop(NAME)):
+    for attempt in (
+        lambda: follow.apply(BEFORE),
+        follow.target,
+        lambda: follow.copy(BEFORE, ROWS),
+        lambda: follow.sink.drop(NAME),
+    ):
         with pytest.raises(TargetForeignError):
             attempt()
     assert follow.rows("id") == []
@@ -384,7 +491,10 @@ def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> 
     assert follow.target() == target
     with pytest.raises(SinkError):
         follow.apply(BEFORE)
-    follow.database.execute(f"ALTER TABLE {follow.schema}.t RENAME TO old; CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)")
+    follow.database.execute(
+        f"ALTER TABLE {follow.schema}.t RENAME TO old; "
+        f"CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)"
+    )
     with pytest.raises(SinkError):  # an older attempt, finishing late
         follow.executors.kept[0]()
     assert follow.rows("id") == []
@@ -397,7 +507,9 @@ def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> 
 def test_K10_a_table_created_while_ours_is_being_copied_is_not_touched(follow: Follow) -> None:
     place = follow.sink.begin_snapshot(BEFORE.schema, Position.of(100))
     assert follow.target().applied is None
-    follow.database.execute(f"CREATE SCHEMA {follow.schema}; CREATE TABLE {follow.schema}.t AS SELECT 1 AS id")
+    follow.database.execute(
+        f"CREATE SCHEMA {follow.schema}; CREATE TABLE {follow.schema}.t AS SELECT 1 AS id"
+    )
     with pytest.raises(TargetForeignError):
         follow.sink.finish_snapshot(BEFORE.schema, [], Position.of(100))
     assert (follow.rows("id"), place.prefix != "") == ([("1",)], True)

@@ -19,7 +19,9 @@ from tests.support.property.source_model import Heap, SourceModel, canonical
 from tests.support.sinks.history import KEYS, History
 from tests.support.sinks.source import Row, Value, whole
 
-KEYLESS = TableSchema(16402, TABLE.name, (Column("a", pa.string(), 114), Column("b", pa.string(), 1042, 9)), ())
+KEYLESS = TableSchema(
+    16402, TABLE.name, (Column("a", pa.string(), 114), Column("b", pa.string(), 1042, 9)), ()
+)
 
 
 @pytest.fixture
@@ -59,41 +61,58 @@ def test_a_key_with_another_text_is_deleted_before_it_is_inserted(
     of an epoch.
     """
     monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 4)
-    table = TableSchema(16403, TABLE.name, (Column("k", pa.string(), 1700), Column("note", pa.string(), 25)), ("k",))
+    table = TableSchema(
+        16403, TABLE.name, (Column("k", pa.string(), 1700), Column("note", pa.string(), 25)), ("k",)
+    )
     source = SourceModel(table, [{"k": Value(f"{number}.0"), "note": Value("old")} for number in range(20)])
     copy = Copy(tmp_path, fresh_database, table, Mode.MIRROR)
     copy.copy(source.states[source.fence], source.fence)
-    source.insert({"k": Value("100"), "note": Value("first")})  # so that pairs of keys fall into parts in any order
+    source.insert(
+        {"k": Value("100"), "note": Value("first")}
+    )  # so that pairs of keys fall into parts in any order
     for number in range(20):
         source.update((Value(f"{number}.0"),), {"k": Value(f"{number}.00")})
     end = source.commit()
     copy.spool([whole(table, source.log)])
     copy.follow(end)
-    assert canonical(copy.rows(source.fence), copy.layout) == canonical(source.expected(Mode.MIRROR, end), copy.layout)
+    assert canonical(copy.rows(source.fence), copy.layout) == canonical(
+        source.expected(Mode.MIRROR, end), copy.layout
+    )
     copy.sink.close()
 
 
-def test_R05_of_equal_rows_without_key_as_many_go_as_the_source_deletes(fresh_database: Database, tmp_path: Path) -> None:
+def test_R05_of_equal_rows_without_key_as_many_go_as_the_source_deletes(
+    fresh_database: Database, tmp_path: Path
+) -> None:
     """One column type has no equality operator, the other has one that ignores blanks."""
     draw = random.Random(4)
 
     def row() -> Row:
-        return {"a": Value(draw.choice([None, '{"x": 1}', "{}"])), "b": Value(draw.choice([None, "a    ", "     "]))}
+        return {
+            "a": Value(draw.choice([None, '{"x": 1}', "{}"])),
+            "b": Value(draw.choice([None, "a    ", "     "])),
+        }
 
     heap = Heap(KEYLESS, [row() for _ in range(12)])
     copy = Copy(tmp_path, fresh_database, KEYLESS, Mode.MIRROR)
     copy.copy(heap.rows, heap.fence)
     for _ in range(4):
         for _ in range(6):
-            heap.insert(row()) if not heap.rows or draw.random() < 0.4 else heap.delete(draw.randrange(len(heap.rows)))
+            heap.insert(row()) if not heap.rows or draw.random() < 0.4 else heap.delete(
+                draw.randrange(len(heap.rows))
+            )
         heap.commit()
         copy.spool([whole(KEYLESS, heap.log[-1:])])
         copy.follow(heap.position)
-        assert canonical(copy.rows(heap.fence), copy.layout) == canonical(heap.expected(heap.position), copy.layout)
+        assert canonical(copy.rows(heap.fence), copy.layout) == canonical(
+            heap.expected(heap.position), copy.layout
+        )
     copy.sink.close()
 
 
-def test_K15_a_log_has_the_snapshot_and_then_every_change_in_order(fresh_database: Database, tmp_path: Path) -> None:
+def test_K15_a_log_has_the_snapshot_and_then_every_change_in_order(
+    fresh_database: Database, tmp_path: Path
+) -> None:
     heap = Heap(KEYLESS, [{"a": Value("{}"), "b": Value("x    ")}])
     copy = Copy(tmp_path, fresh_database, KEYLESS, Mode.APPEND)
     copy.copy(heap.rows, heap.fence)

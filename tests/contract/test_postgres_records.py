@@ -58,7 +58,12 @@ class PostgresSnapshotterHarness(SnapshotterHarness):
         self.table = wal.table
         # A publication says which columns there are.
         wal.capture().ensure_coverage({wal.table}, manage=True)
-        wait_for(lambda: wal.open_resources() == ([], []), "nothing open", wal.open_resources, self.deadline_seconds)
+        wait_for(
+            lambda: wal.open_resources() == ([], []),
+            "nothing open",
+            wal.open_resources,
+            self.deadline_seconds,
+        )
 
     @override
     def commit(self, *events: Event) -> None:
@@ -147,15 +152,19 @@ def records(wal: WalHarness) -> PostgresRecordHarness:
     return PostgresRecordHarness(wal)
 
 
-# --- the snapshot -----------------------------------------------------------------------------------------------------------------
+# --- the snapshot -------------------------------------------------------------------------------------------
 
 
-def test_snapshotter_uses_a_read_only_transaction_and_blocks_no_writer(wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshotter_uses_a_read_only_transaction_and_blocks_no_writer(
+    wal: WalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = PostgresSnapshotterHarness(wal)
     harness.insert(*range(5))
     refused = []
 
-    def write_and_read(connection: Connection, statement: str, columns: int) -> Iterator[list[pa.StringArray]]:
+    def write_and_read(
+        connection: Connection, statement: str, columns: int
+    ) -> Iterator[list[pa.StringArray]]:
         """The privileges of another session's transaction cannot be queried."""
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as raised, connection.transaction():
             connection.execute(f"DELETE FROM {wal.table}".encode())
@@ -171,7 +180,9 @@ def test_snapshotter_uses_a_read_only_transaction_and_blocks_no_writer(wal: WalH
     """
     assert wal.database.query(modes, str(wal.table)) == [("AccessShareLock",)]
     wal.database.execute(f"UPDATE {wal.table} SET note = 'written meanwhile'")
-    assert {(record.payload or {})["note"] for record in read_through(snapshotter)} == {f"note {key}" for key in range(5)}
+    assert {(record.payload or {})["note"] for record in read_through(snapshotter)} == {
+        f"note {key}" for key in range(5)
+    }
     snapshotter.teardown()
 
 
@@ -198,12 +209,13 @@ def test_source_starts_again_after_a_lost_snapshot(records: PostgresRecordHarnes
 
 def end_snapshot_readers(wal: WalHarness) -> None:
     readers = (
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s AND application_name LIKE 'penstock snapshot %%'"
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE datname = %s AND application_name LIKE 'penstock snapshot %%'"
     )
     assert wal.database.query(readers, wal.database.name) == [(True,)]
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------------------
+# --- changes ------------------------------------------------------------------------------------------------
 
 
 def test_changes_are_pushed_into_the_buffer_without_a_request(wal: WalHarness, tmp_path: Path) -> None:
@@ -234,7 +246,9 @@ def test_slot_moves_with_acknowledgements_only(records: PostgresRecordHarness) -
         read_until_confirmed(records, source, third.position, commits[1])
 
 
-def read_until_confirmed(records: PostgresRecordHarness, source: RecordSource, position: RecordPosition, goal: Position) -> None:
+def read_until_confirmed(
+    records: PostgresRecordHarness, source: RecordSource, position: RecordPosition, goal: Position
+) -> None:
     """An idle program polls repeatedly and receives nothing."""
 
     def is_confirmed() -> bool:
@@ -244,7 +258,9 @@ def read_until_confirmed(records: PostgresRecordHarness, source: RecordSource, p
     wait_for(is_confirmed, f"the slot at {goal}", lambda: records.wal.confirmed, records.deadline_seconds)
 
 
-def test_transaction_that_is_acknowledged_in_part_is_gone_on_with_in_its_middle(records: PostgresRecordHarness) -> None:
+def test_transaction_that_is_acknowledged_in_part_is_gone_on_with_in_its_middle(
+    records: PostgresRecordHarness,
+) -> None:
     with opened(records) as source:
         position = start(records, source)
         records.insert(*range(5))
@@ -257,7 +273,9 @@ def test_transaction_that_is_acknowledged_in_part_is_gone_on_with_in_its_middle(
     assert [record.key["id"] for record in again] == [2, 3, 4]
 
 
-def test_other_tables_of_the_publication_are_passed_over_and_hold_nothing(records: PostgresRecordHarness) -> None:
+def test_other_tables_of_the_publication_are_passed_over_and_hold_nothing(
+    records: PostgresRecordHarness,
+) -> None:
     wal = records.wal
     wal.capture().ensure_coverage({wal.table, wal.other}, manage=True)
     with opened(records) as source:
@@ -331,7 +349,10 @@ def test_without_a_snapshot_changes_alone_are_read(records: PostgresRecordHarnes
         records.insert(2)
         records.insert(3)
         changes = read_on(records, source, None, 2)
-        assert [(record.operation, record.key["id"]) for record in changes] == [(Operation.UPSERT, 2), (Operation.UPSERT, 3)]
+        assert [(record.operation, record.key["id"]) for record in changes] == [
+            (Operation.UPSERT, 2),
+            (Operation.UPSERT, 3),
+        ]
         source.ack(changes[0].position)
     with opened_with(records, snapshot="never") as source:
         assert read(records, source, None) == changes[1]
@@ -355,7 +376,9 @@ def test_acknowledged_position_is_known_although_the_slot_is_ahead(records: Post
     with opened(records) as source:
         raises(RecordGoneError, lambda: source.read(position))
         records.insert(2)
-        assert read(records, source, change.position).key["id"] == 2, "a position before the slot's is good if nothing was in between"
+        assert read(records, source, change.position).key["id"] == 2, (
+            "a position before the slot's is good if nothing was in between"
+        )
 
 
 def test_waiting_second_process_knows_what_the_first_acknowledged(records: PostgresRecordHarness) -> None:

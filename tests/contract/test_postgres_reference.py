@@ -17,13 +17,25 @@ from typing_extensions import override
 from penstock.capture.settings import CaptureSettings, PollingRules
 from penstock.change import ChangeType
 from penstock.contracts.capture import Event, Upsert
-from penstock.errors import ConfigError, ConnectionLostError, ConsumerBusyError, SchemaChangedError, TableGapError, TableWithoutKeyError
+from penstock.errors import (
+    ConfigError,
+    ConnectionLostError,
+    ConsumerBusyError,
+    SchemaChangedError,
+    TableGapError,
+    TableWithoutKeyError,
+)
 from penstock.position import Position
 from penstock.reference.postgres import PostgresReferenceTable
 from penstock.spool.retention import released_positions, set_released
 from penstock.spool.rows import read_rows
 from penstock.testing.capture_conformance import upsert
-from penstock.testing.reference_conformance import Follower, ReferenceHarness, ReferenceTableConformance, following
+from penstock.testing.reference_conformance import (
+    Follower,
+    ReferenceHarness,
+    ReferenceTableConformance,
+    following,
+)
 from penstock.testing.streams import wait_for
 from tests.support.contract.tables_harness import shut
 from tests.support.contract.wal_harness import WalHarness
@@ -54,8 +66,13 @@ class PostgresReferenceHarness(ReferenceHarness):
                         self._take_away(event)
 
     def _upsert(self, events: list[Upsert]) -> None:
-        statement = "INSERT INTO {} SELECT * FROM unnest(%s::bigint[], %s::text[]) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
-        self._execute(statement, [event.key["id"] for event in events], [event.row["note"] for event in events])
+        statement = (
+            "INSERT INTO {} SELECT * FROM unnest(%s::bigint[], %s::text[]) ON CONFLICT (id) "
+            "DO UPDATE SET note = excluded.note"
+        )
+        self._execute(
+            statement, [event.key["id"] for event in events], [event.row["note"] for event in events]
+        )
 
     def _take_away(self, event: Event) -> None:
         key = getattr(event, "key", None)
@@ -94,7 +111,8 @@ def harness(wal: WalHarness) -> Iterator[PostgresReferenceHarness]:
 class TestPostgresReference(ReferenceTableConformance):
     @pytest.fixture
     def harness(self, wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> ReferenceHarness:
-        # Once is enough: a look that falls into the middle of a test finds the door shut, if that is when it is.
+        # Once is enough: a look that falls into the middle of a test finds the door shut, if that is when it
+        # is.
         monkeypatch.setattr("penstock.reference.postgres._LOOK_SECONDS", 3600.0)
         return PostgresReferenceHarness(wal)
 
@@ -106,13 +124,22 @@ def test_nothing_is_acknowledged_before_it_is_confirmed(harness: PostgresReferen
         harness.commit(upsert(harness.table, 1, "x"))
         follower.follow({1: "x"})
         checkpoint = follower.source.checkpoint()
-        assert released_positions(harness.wal.settings.spool)[harness.consumer] == fence, "polling and checkpoints acknowledge nothing"
+        assert released_positions(harness.wal.settings.spool)[harness.consumer] == fence, (
+            "polling and checkpoints acknowledge nothing"
+        )
         follower.source.confirm(checkpoint)
         assert released_positions(harness.wal.settings.spool)[harness.consumer] > fence
-        wait_for(lambda: harness.wal.confirmed > fence, "a confirmed slot", lambda: harness.wal.confirmed, harness.deadline_seconds)
+        wait_for(
+            lambda: harness.wal.confirmed > fence,
+            "a confirmed slot",
+            lambda: harness.wal.confirmed,
+            harness.deadline_seconds,
+        )
 
 
-def test_position_follows_a_source_in_which_nothing_concerns_the_table(harness: PostgresReferenceHarness) -> None:
+def test_position_follows_a_source_in_which_nothing_concerns_the_table(
+    harness: PostgresReferenceHarness,
+) -> None:
     with following(harness) as follower:
         follower.finish_snapshot()
         source = follower.source
@@ -136,7 +163,9 @@ def test_settled_position_is_released_by_every_other_reader(harness: PostgresRef
 
 
 def test_unchanged_values_are_named(harness: PostgresReferenceHarness) -> None:
-    harness.wal.database.execute(f"ALTER TABLE {harness.table} ALTER note SET STORAGE EXTERNAL, ADD other int")
+    harness.wal.database.execute(
+        f"ALTER TABLE {harness.table} ALTER note SET STORAGE EXTERNAL, ADD other int"
+    )
     harness.wal.database.execute(f"INSERT INTO {harness.table} VALUES (1, %s, 1)", "x" * 10_000)
     with following(harness) as follower:
         while follower.source.poll_snapshot() is not None:
@@ -166,7 +195,9 @@ def test_another_shape_ends_it_after_all_changes_before(harness: PostgresReferen
             follower.source.poll_changes()
 
 
-def test_table_that_left_the_publication_for_a_while_is_not_trusted(harness: PostgresReferenceHarness) -> None:
+def test_table_that_left_the_publication_for_a_while_is_not_trusted(
+    harness: PostgresReferenceHarness,
+) -> None:
     with following(harness) as follower:
         follower.finish_snapshot()
         checkpoint = follower.source.checkpoint()
@@ -191,7 +222,9 @@ def test_settings_without_a_log_are_refused(harness: PostgresReferenceHarness) -
             PostgresReferenceTable(other, harness.table)
 
 
-def test_two_of_one_name_are_refused(harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_one_name_are_refused(
+    harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.postgres._ENDING_SECONDS", 0.1)
     with following(harness) as follower, harness.source() as second:
         follower.finish_snapshot()
@@ -204,7 +237,8 @@ def test_lost_snapshot_begins_again_with_a_truncate(harness: PostgresReferenceHa
     with following(harness) as follower:
         assert follower.poll_snapshot() is not None
         harness.wal.database.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name ~ '^penstock snapshot' AND datname = %s",
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE application_name ~ '^penstock snapshot' AND datname = %s",
             harness.wal.database.name,
         )
         harness.commit(*(upsert(harness.table, each, "y") for each in range(5)))
@@ -233,7 +267,9 @@ def test_spooled_changes_are_delivered_while_the_server_is_down(
         network.accept()
 
 
-def test_range_that_was_read_in_part_is_read_again(harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_that_was_read_in_part_is_read_again(
+    harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken_off(*arguments: Any) -> Iterator[pa.RecordBatch]:
         yield from islice(read_rows(*arguments), 1)
         raise ConnectionLostError("the disk is away")
@@ -254,7 +290,9 @@ def test_range_that_was_read_in_part_is_read_again(harness: PostgresReferenceHar
 def through(settings: CaptureSettings, proxy: ProxyFactory) -> tuple[TcpProxy, CaptureSettings]:
     target = conninfo_to_dict(settings.address.dsn)
     made = proxy(str(target["host"]), int(str(target["port"])))
-    return made, replace(settings, address=settings.address.with_parameters({"host": made.host, "port": str(made.port)}))
+    return made, replace(
+        settings, address=settings.address.with_parameters({"host": made.host, "port": str(made.port)})
+    )
 
 
 def test_forgotten_table_holds_nothing_back(harness: PostgresReferenceHarness) -> None:

@@ -29,18 +29,31 @@ def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarne
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_public, mirror CASCADE")
     made = PostgresHarness(tmp_path, shared_database)
     made.copy()
-    shared_database.execute("ALTER TABLE copy_public.items ADD CONSTRAINT polite CHECK (note NOT LIKE 'bad%'), ALTER size SET NOT NULL")
+    shared_database.execute(
+        "ALTER TABLE copy_public.items ADD CONSTRAINT polite CHECK (note NOT LIKE 'bad%'), ALTER size "
+        "SET NOT NULL"
+    )
     yield made
     made.sink.close()
 
 
-def open_applier(harness: PostgresHarness, root: Path, policy: RefusedPolicy) -> tuple[EpochApplier, DeadLetterQueue]:
+def open_applier(
+    harness: PostgresHarness, root: Path, policy: RefusedPolicy
+) -> tuple[EpochApplier, DeadLetterQueue]:
     (root / "lake").mkdir(exist_ok=True)
     store = DeadLetterStore(root / "lake", "shop")
-    box = DeadLetterQueue(store, InlineExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, reject_inexact=False)
+    box = DeadLetterQueue(
+        store,
+        InlineExecutors(),
+        policy_of=lambda _: policy,
+        mode_of=lambda _: Mode.MIRROR,
+        reject_inexact=False,
+    )
     applier = open_epochs(harness.sink, root, pipeline="shop", dead_letters=box).applier
     target = harness.target()
-    applier.tables.start({ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+    applier.tables.start(
+        {ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)}
+    )
     return applier, box
 
 
@@ -74,8 +87,14 @@ def test_C08_rows_rejected_by_a_constraint_of_the_target_are_dead_letters_and_a_
     box.order_replay(ITEMS)
     source.insert(harness.item(500, "fine", "1"))
     applier.apply(harness.commit())
-    assert dict.fromkeys(status for _, status, _ in shown(box)) == {"replayed": None, "superseded": None, "open": None}
-    assert [name for name, status, _ in shown(box) if status == "open"] == ['{"id":"2"}'], "its size is still refused"
+    assert dict.fromkeys(status for _, status, _ in shown(box)) == {
+        "replayed": None,
+        "superseded": None,
+        "open": None,
+    }
+    assert [name for name, status, _ in shown(box) if status == "open"] == ['{"id":"2"}'], (
+        "its size is still refused"
+    )
     harness.database.execute("ALTER TABLE copy_public.items ALTER size DROP NOT NULL")
     box.order_replay(ITEMS)
     source.insert(harness.item(501, "fine", "1"))
@@ -83,7 +102,9 @@ def test_C08_rows_rejected_by_a_constraint_of_the_target_are_dead_letters_and_a_
     assert harness.rows() == source.sorted_rows()
 
 
-def test_by_default_a_constraint_of_the_target_stops_the_table(harness: PostgresHarness, tmp_path: Path) -> None:
+def test_by_default_a_constraint_of_the_target_stops_the_table(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
     applier, box = open_applier(harness, tmp_path, RefusedPolicy.STOP)
     harness.source.insert(harness.item(100, "bad", "1"))
     applier.apply(harness.commit())
@@ -103,7 +124,9 @@ DEFERRED = """
 """
 
 
-def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(harness: PostgresHarness, tmp_path: Path) -> None:
+def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
     """Updated rows are deleted and inserted again, even if other rows reference them; two rows swap values
     under a unique constraint.
     """
@@ -122,12 +145,27 @@ def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(harnes
     source.update(key(3), {"size": Value("300.50")})
     applier.apply(harness.commit())
     assert applier.tables.statuses[ITEMS].reason is None
-    assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120, *range(131, 147, 2))]
+    assert [name for name, _, _ in shown(box)] == [
+        f'{{"id":"{number}"}}' for number in (107, 115, 120, *range(131, 147, 2))
+    ]
     reasons = [each["reason"] for each in box.store.load().to_pylist()]
-    assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"], *[["known"]] * 8]
-    found: dict[int, str] = dict(harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items"))
+    assert [re.findall("'(.*?)'", reason) for reason in reasons] == [
+        ["known"],
+        ["known"],
+        ["single"],
+        *[["known"]] * 8,
+    ]
+    found: dict[int, str] = dict(
+        harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items")
+    )
     assert len(found) == 9 + 16 - 2 + 8
-    assert [found[number] for number in (1, 2, 3, 5, 136)] == ["2.50 note 1", "1.50 note 2", "300.50 note 3", "5.50 better", "3.50 fine"]
+    assert [found[number] for number in (1, 2, 3, 5, 136)] == [
+        "2.50 note 1",
+        "1.50 note 2",
+        "300.50 note 3",
+        "5.50 better",
+        "3.50 fine",
+    ]
 
     # A delete cannot become a dead letter: the table fails.
     source.delete(key(1))
@@ -135,7 +173,9 @@ def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(harnes
     assert "PEN-3005" in (applier.tables.statuses[ITEMS].reason or "")
 
 
-def test_a_deferred_constraint_stops_a_copy_at_its_commit_and_leaves_the_table_as_it_was(harness: PostgresHarness) -> None:
+def test_a_deferred_constraint_stops_a_copy_at_its_commit_and_leaves_the_table_as_it_was(
+    harness: PostgresHarness,
+) -> None:
     harness.database.execute(DEFERRED)
     before = harness.rows()
     rows = [*harness.source.states[harness.source.fence], harness.item(50, "unheard of", "50.50")]

@@ -21,7 +21,9 @@ from tests.support.sinks.source import Value
 
 
 class Resync:
-    """The table streams; a shadow of it, copied with an outdated row in the table, is ready to take its place."""
+    """The table streams; a shadow of it, copied with an outdated row in the table, is ready to take its
+    place.
+    """
 
     def __init__(self, root: Path, database: Database, proxy: ProxyFactory) -> None:
         known = conninfo_to_dict(database.dsn)
@@ -34,18 +36,24 @@ class Resync:
         self.done: list[tuple[TableName, bool]] = []
         self.now = 0.0
         (root / "lake").mkdir()
-        epochs = open_epochs(self.sink, root, pipeline="shop", on_done=lambda name, is_done: self.done.append((name, is_done)))
+        epochs = open_epochs(
+            self.sink, root, pipeline="shop", on_done=lambda name, is_done: self.done.append((name, is_done))
+        )
         self.applier, self.resyncs = epochs.applier, epochs.resyncs
         self.resyncs._attempts = TableRetries(lambda: self.now)
 
     def prepare(self) -> None:
         harness = self.harness
         harness.copy()
-        self.harness.source.update(self.harness.at(3), {"note": Value("changed while the table was resynced")})
+        self.harness.source.update(
+            self.harness.at(3), {"note": Value("changed while the table was resynced")}
+        )
         self.end = harness.follow()
         target = harness.target()
         harness.database.execute("UPDATE copy_public.items SET note = 'differs from the source' WHERE id = 1")
-        self.applier.tables.start({ITEMS: target}, {ITEMS: TableStatus(TableState.STREAMING, target.applied, target.applied)})
+        self.applier.tables.start(
+            {ITEMS: target}, {ITEMS: TableStatus(TableState.STREAMING, target.applied, target.applied)}
+        )
         self.shadow = self.sink.shadow("c0ffee")
         self.resyncs.begin(ITEMS, self.shadow, harness.fence)
         harness.sink = self.shadow
@@ -56,7 +64,9 @@ class Resync:
         self.resyncs.add_copied(copied)
 
     def epoch(self) -> None:
-        self.harness.source.update(self.harness.at(2), {"note": Value(f"note at {self.harness.source.position}")})
+        self.harness.source.update(
+            self.harness.at(2), {"note": Value(f"note at {self.harness.source.position}")}
+        )
         self.applier.apply(self.harness.commit())
 
     def swap(self) -> None:
@@ -65,7 +75,11 @@ class Resync:
 
     @property
     def is_right(self) -> bool:
-        is_level = self.harness.target().applied == self.applier.position == self.applier.tables.statuses[ITEMS].applied
+        is_level = (
+            self.harness.target().applied
+            == self.applier.position
+            == self.applier.tables.statuses[ITEMS].applied
+        )
         return is_level and self.harness.rows() == self.harness.source.sorted_rows()
 
 
@@ -88,7 +102,9 @@ def test_a_swap_whose_answer_was_lost_is_recognised_at_once(resync: Resync) -> N
     assert resync.is_right
 
 
-def test_a_swap_whose_answer_was_lost_is_recognised_by_the_next_attempt_if_the_server_is_away(resync: Resync) -> None:
+def test_a_swap_whose_answer_was_lost_is_recognised_by_the_next_attempt_if_the_server_is_away(
+    resync: Resync,
+) -> None:
     resync.between.lose_answer_to(b"COMMIT", then_refuse=True)
     resync.swap()
     assert resync.done == [], "nothing is known of the swap"

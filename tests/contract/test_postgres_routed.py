@@ -33,7 +33,9 @@ def test_K11_after_every_epoch_the_table_has_the_rows_of_each_member(
         history.run(5, truncates=0.0 if seed == 1 else 0.5)
         assert isinstance(history.source, SourceModel)
         members.append(history.source)
-    shards = Shards(TABLE, [member.log for member in members], lambda at, position: members[at].expected(mode, position))
+    shards = Shards(
+        TABLE, [member.log for member in members], lambda at, position: members[at].expected(mode, position)
+    )
     copy = Copy(tmp_path, shared_database, shards.schema, mode)
     named = [(str(schema.name), member) for schema, member in zip(shards.members, members, strict=True)]
     copy.copy([{**row, SOURCE: Value(name)} for name, member in named for row in member.states[FENCE]], FENCE)
@@ -56,15 +58,31 @@ def test_rows_after_a_truncate_stay_in_an_epoch_of_any_length(
     """A part of the epoch must not take rows of another part for old ones."""
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
     monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 4)
-    table = TableSchema(1, TABLE.name, (Column("k", pa.string(), 23), Column("note", pa.string(), 25)), ("k",))
-    members = [SourceModel(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)]) for _ in range(2)]
+    table = TableSchema(
+        1, TABLE.name, (Column("k", pa.string(), 23), Column("note", pa.string(), 25)), ("k",)
+    )
+    members = [
+        SourceModel(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)])
+        for _ in range(2)
+    ]
     members[0].truncate()
     for number in range(15):
         members[0].insert({"k": Value(str(number)), "note": Value("new")})
     members[0].commit()
-    shards = Shards(table, [member.log for member in members], lambda at, position: members[at].expected(Mode.MIRROR, position))
+    shards = Shards(
+        table,
+        [member.log for member in members],
+        lambda at, position: members[at].expected(Mode.MIRROR, position),
+    )
     copy = Copy(tmp_path, shared_database, shards.schema, Mode.MIRROR)
-    copy.copy([{**row, SOURCE: Value(f"s{at}.t")} for at, member in enumerate(members) for row in member.states[FENCE]], FENCE)
+    copy.copy(
+        [
+            {**row, SOURCE: Value(f"s{at}.t")}
+            for at, member in enumerate(members)
+            for row in member.states[FENCE]
+        ],
+        FENCE,
+    )
     (end,) = shards.positions
     copy.spool([shards.step(FENCE, end)])
     target = copy.sink.load_target(shards.schema.name)

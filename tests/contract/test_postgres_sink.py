@@ -45,7 +45,8 @@ class TestRules(MirrorRules, LoadingRules):
     pass
 
 
-# chunks ---------------------------------------------------------------------------------------------------------------------------
+# chunks
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_of_two_attempts_at_a_chunk_the_first_counts_with_its_fence(harness: PostgresHarness) -> None:
@@ -89,7 +90,9 @@ def test_a_chunk_of_an_abandoned_snapshot_is_not_written(harness: PostgresHarnes
     assert harness.rows() == []
 
 
-def test_N03_a_repaired_snapshot_has_each_key_once_as_it_is_at_the_last_fence(harness: PostgresHarness, tmp_path: Path) -> None:
+def test_N03_a_repaired_snapshot_has_each_key_once_as_it_is_at_the_last_fence(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
     """Row 1 moved to a block that was read later, so both chunks have it; row 2 was deleted in between."""
     rows = harness.source.sorted_rows()
     place = harness.begin()
@@ -98,9 +101,13 @@ def test_N03_a_repaired_snapshot_has_each_key_once_as_it_is_at_the_last_fence(ha
     second, _ = harness.write(place, 1, [*rows[5:], harness.item(1, "moved")], fence)
     keys, changed = tmp_path / "keys", tmp_path / "rows.parquet"
     keys.mkdir()
-    pq.write_table(pa.table({"match_0": ["1", "2"], "match_text_0": pa.nulls(2, pa.string())}), keys / "part.parquet")
+    pq.write_table(
+        pa.table({"match_0": ["1", "2"], "match_text_0": pa.nulls(2, pa.string())}), keys / "part.parquet"
+    )
     pq.write_table(pa.table({"value_0": ["1"], "value_1": ["moved"], "value_2": ["0.10"]}), changed)
-    harness.sink.repair_snapshot(harness.table, [first, second], ChangedRows(str(keys), (str(changed),)), fence)
+    harness.sink.repair_snapshot(
+        harness.table, [first, second], ChangedRows(str(keys), (str(changed),)), fence
+    )
     assert harness.target().applied == fence
     assert harness.rows() == sorted([harness.item(1, "moved", "0.10"), *rows[2:]], key=repr)
 
@@ -119,16 +126,20 @@ def test_a_table_has_the_source_s_types_and_its_key(harness: PostgresHarness) ->
         "an enum": (99_999, -1, "text"),
         "g": (2205, -1, "text"),
     }
-    columns = tuple(Column(name, pa.string(), oid, modifier, "text") for name, (oid, modifier, _) in named.items())
+    columns = tuple(
+        Column(name, pa.string(), oid, modifier, "text") for name, (oid, modifier, _) in named.items()
+    )
     table = TableSchema(7, ITEMS, columns, ("a", "an enum"))
     harness.sink.begin_snapshot(table, harness.fence)
     harness.sink.finish_snapshot(table, [], harness.fence)
     found = harness.database.query(
-        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'copy_public.items'::regclass AND attnum > 0"
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = 'copy_public.items'::regclass AND attnum > 0"
     )
     assert dict(found) == {name: type_name for name, (_, _, type_name) in named.items()}
     keys = harness.database.query(
-        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' AND conrelid = 'copy_public.items'::regclass"
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE contype = 'p' AND conrelid = 'copy_public.items'::regclass"
     )
     assert keys == [("items_pkey", 'PRIMARY KEY (a, "an enum")')]
 
@@ -154,14 +165,20 @@ def test_a_resynced_table_keeps_dependent_objects(harness: PostgresHarness) -> N
     assert harness.database.query("SELECT to_regclass('copy_public.by_note') IS NOT NULL") == [(True,)]
 
 
-def test_a_table_stays_readable_during_a_resync_and_only_differing_rows_are_written(harness: PostgresHarness) -> None:
+def test_a_table_stays_readable_during_a_resync_and_only_differing_rows_are_written(
+    harness: PostgresHarness,
+) -> None:
     harness.copy()
-    harness.database.execute("UPDATE copy_public.items SET size = '1.5' WHERE id = 1; DELETE FROM copy_public.items WHERE id = 2")
+    harness.database.execute(
+        "UPDATE copy_public.items SET size = '1.5' WHERE id = 1; DELETE FROM copy_public.items WHERE id = 2"
+    )
     harness.database.execute("INSERT INTO copy_public.items VALUES (50, 'not there', NULL)")
     places = "SELECT id, ctid::text FROM copy_public.items WHERE id BETWEEN 3 AND 9 ORDER BY id"
     kept = harness.database.query(places)
     with harness.database.connect() as reader:
-        before = reader.execute("SELECT count(*) FROM copy_public.items").fetchone()  # and holds on to it until its end
+        before = reader.execute(
+            "SELECT count(*) FROM copy_public.items"
+        ).fetchone()  # and holds on to it until its end
         harness.sink.release_ownership(ITEMS)
         harness.copy()
         assert reader.execute("SELECT count(*) FROM copy_public.items").fetchone() == before
@@ -169,7 +186,9 @@ def test_a_table_stays_readable_during_a_resync_and_only_differing_rows_are_writ
     assert harness.database.query(places) == kept
 
 
-def test_a_snapshot_whose_end_was_not_learned_is_finished_by_the_next_attempt(harness: PostgresHarness, tmp_path: Path) -> None:
+def test_a_snapshot_whose_end_was_not_learned_is_finished_by_the_next_attempt(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
     rows = harness.source.sorted_rows()
     file, _ = harness.write(harness.begin(), 0, rows)
     keys = tmp_path / "keys"
@@ -191,7 +210,9 @@ def test_only_our_position_table_remains_in_the_schema(harness: PostgresHarness)
     harness.copy()
     harness.source.delete(harness.at(1))
     harness.follow()
-    tables = harness.database.query("SELECT tablename FROM pg_tables WHERE schemaname = 'penstock' ORDER BY 1")
+    tables = harness.database.query(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'penstock' ORDER BY 1"
+    )
     assert tables == [("applied",), ("chunks",), ("leases",)]
     assert harness.database.query("SELECT count(*) FROM penstock.chunks") == [(0,)]
 
@@ -214,7 +235,8 @@ def test_an_unstorable_value_is_not_shown(harness: PostgresHarness) -> None:
     assert refused.value.__cause__ is None
 
 
-# two at once ------------------------------------------------------------------------------------------------------------------------
+# two at once
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_run_of_the_pipeline_is_kept_away_until_the_first_is_gone(harness: PostgresHarness) -> None:
@@ -230,13 +252,18 @@ def test_a_second_run_of_the_pipeline_is_kept_away_until_the_first_is_gone(harne
 
 def test_the_lock_is_taken_again_when_its_session_was_lost(harness: PostgresHarness) -> None:
     harness.copy()
-    harness.database.query("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'penstock target'")
+    harness.database.query(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE application_name = 'penstock target'"
+    )
     harness.source.insert(harness.item(20))
     harness.follow()
     assert len(harness.rows()) == 10
 
 
-def test_tables_that_are_begun_and_finished_at_the_same_time_do_not_collide_over_schemas(harness: PostgresHarness) -> None:
+def test_tables_that_are_begun_and_finished_at_the_same_time_do_not_collide_over_schemas(
+    harness: PostgresHarness,
+) -> None:
     def copy(number: int) -> None:
         table = TableSchema(number, TableName("public", f"t{number}"), harness.table.columns, ("id",))
         harness.sink.begin_snapshot(table, harness.fence)
@@ -248,7 +275,9 @@ def test_tables_that_are_begun_and_finished_at_the_same_time_do_not_collide_over
     with ThreadPoolExecutor(count) as pool:
         for done in [pool.submit(copy, number) for number in range(1, count + 1)]:
             done.result(timeout=120)
-    assert harness.database.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'copy_public'") == [(count,)]
+    assert harness.database.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'copy_public'") == [
+        (count,)
+    ]
 
 
 def test_a_late_attempt_does_nothing(harness: PostgresHarness) -> None:

@@ -47,10 +47,14 @@ class Intruder:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.name = f"intruder_{database.name}"
-        database.execute(f"CREATE ROLE {self.name} LOGIN; GRANT CREATE ON DATABASE {database.name} TO {self.name}")
+        database.execute(
+            f"CREATE ROLE {self.name} LOGIN; GRANT CREATE ON DATABASE {database.name} TO {self.name}"
+        )
 
     def execute(self, *statements: str) -> None:
-        with psycopg.connect(self._database.dsn.replace("postgres@", f"{self.name}@"), autocommit=True) as session:
+        with psycopg.connect(
+            self._database.dsn.replace("postgres@", f"{self.name}@"), autocommit=True
+        ) as session:
             for each in statements:
                 session.execute(each.encode())
 
@@ -60,7 +64,9 @@ class Intruder:
 
     @property
     def is_superuser(self) -> bool:
-        return self._database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", self.name) == [(True,)]
+        return self._database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", self.name) == [
+            (True,)
+        ]
 
     def drop(self) -> None:
         self._database.execute(f"DROP OWNED BY {self.name} CASCADE; DROP ROLE {self.name}")
@@ -108,36 +114,69 @@ def test_role_that_may_create_in_the_target_does_not_become_superuser_by_tables_
 
 ADDED = {
     "trigger": ((TRIGGER.format("penstock.applied", "planted"),), "trigger escalate on table applied"),
-    "rule": (("CREATE RULE planted AS ON INSERT TO penstock.applied DO ALSO SELECT planted.escalate('')",), "rule planted on"),
-    "default": (("ALTER TABLE penstock.applied ALTER staging SET DEFAULT planted.escalate('')",), "default of column staging"),
-    "check": (("ALTER TABLE penstock.applied ADD CHECK (planted.escalate(pipeline) IS NOT NULL)",), "check constraint on"),
-    "policy": (("CREATE POLICY planted ON penstock.applied USING (planted.escalate(pipeline) IS NOT NULL)",), "policy planted on"),
+    "rule": (
+        ("CREATE RULE planted AS ON INSERT TO penstock.applied DO ALSO SELECT planted.escalate('')",),
+        "rule planted on",
+    ),
+    "default": (
+        ("ALTER TABLE penstock.applied ALTER staging SET DEFAULT planted.escalate('')",),
+        "default of column staging",
+    ),
+    "check": (
+        ("ALTER TABLE penstock.applied ADD CHECK (planted.escalate(pipeline) IS NOT NULL)",),
+        "check constraint on",
+    ),
+    "policy": (
+        ("CREATE POLICY planted ON penstock.applied USING (planted.escalate(pipeline) IS NOT NULL)",),
+        "policy planted on",
+    ),
     "row-security": (("ALTER TABLE penstock.applied ENABLE ROW LEVEL SECURITY",), "row level security on"),
-    "index-expression": (("CREATE INDEX planted ON penstock.applied (planted.escalate(pipeline))",), "index planted on"),
+    "index-expression": (
+        ("CREATE INDEX planted ON penstock.applied (planted.escalate(pipeline))",),
+        "index planted on",
+    ),
     "index-predicate": (
         ("CREATE INDEX planted ON penstock.applied (mode) WHERE planted.escalate(pipeline) IS NOT NULL",),
         "index planted on",
     ),
     "index-operators": (
         (
-            "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash AS OPERATOR 1 =, FUNCTION 1 hashtext(text)",
+            (
+                "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash "
+                "AS OPERATOR 1 =, FUNCTION 1 hashtext(text)"
+            ),
             "CREATE INDEX planted ON penstock.applied USING hash (mode planted.ops)",
         ),
         "index planted on",
     ),
-    "exclusion": (("ALTER TABLE penstock.applied ADD CONSTRAINT planted EXCLUDE USING hash (copy WITH =)",), "constraint planted on"),
+    "exclusion": (
+        ("ALTER TABLE penstock.applied ADD CONSTRAINT planted EXCLUDE USING hash (copy WITH =)",),
+        "constraint planted on",
+    ),
     "generated": (
         (
             "ALTER TABLE penstock.applied DROP copy",
-            "ALTER TABLE penstock.applied ADD copy text GENERATED ALWAYS AS (planted.escalate(pipeline)) STORED",
+            (
+                "ALTER TABLE penstock.applied ADD copy text GENERATED ALWAYS "
+                "AS (planted.escalate(pipeline)) STORED"
+            ),
         ),
         "generated column copy on",
     ),
     "column-added": (("ALTER TABLE penstock.applied ADD note text",), "column note of table applied"),
     "column-missing": (("ALTER TABLE penstock.applied DROP mode",), "table applied without column mode"),
-    "column-type": (("ALTER TABLE penstock.applied ALTER mode TYPE varchar",), "column mode of table applied, which is not of type text"),
-    "collation": (('ALTER TABLE penstock.applied ALTER mode TYPE text COLLATE "C"',), "collation of column mode on"),
-    "heir": (("CREATE TABLE planted.heir () INHERITS (penstock.applied)",), "inheritance with planted.heir on"),
+    "column-type": (
+        ("ALTER TABLE penstock.applied ALTER mode TYPE varchar",),
+        "column mode of table applied, which is not of type text",
+    ),
+    "collation": (
+        ('ALTER TABLE penstock.applied ALTER mode TYPE text COLLATE "C"',),
+        "collation of column mode on",
+    ),
+    "heir": (
+        ("CREATE TABLE planted.heir () INHERITS (penstock.applied)",),
+        "inheritance with planted.heir on",
+    ),
     "parent": (
         ("CREATE TABLE planted.parent ()", "ALTER TABLE penstock.applied INHERIT planted.parent"),
         "inheritance with planted.parent on",
@@ -156,7 +195,9 @@ ADDED = {
 
 
 @pytest.mark.parametrize("added", ADDED)
-def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(harness: PostgresHarness, intruder: Intruder, added: str) -> None:
+def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(
+    harness: PostgresHarness, intruder: Intruder, added: str
+) -> None:
     """By a role that owns neither table nor schema, but was granted enough; or by their new owner."""
     harness.copy()
     harness.sink.close()
@@ -174,7 +215,9 @@ def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(harness: P
     assert not intruder.is_superuser
 
 
-def test_chunk_is_not_loaded_once_a_table_of_penstocks_own_was_given_a_trigger(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_chunk_is_not_loaded_once_a_table_of_penstocks_own_was_given_a_trigger(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     """Executors load chunks in separate transactions, long after the driver has inspected these tables."""
     place = harness.begin()
     rows = harness.source.sorted_rows()
@@ -189,27 +232,41 @@ def test_chunk_is_not_loaded_once_a_table_of_penstocks_own_was_given_a_trigger(h
     assert harness.rows() == rows
 
 
-def test_view_in_the_place_of_a_table_of_the_target_is_not_read(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_view_in_the_place_of_a_table_of_the_target_is_not_read(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     intruder.plant("planted")
     harness.copy()
     harness.sink.close()
-    harness.database.execute(f"DROP TABLE penstock.applied; GRANT CREATE, USAGE ON SCHEMA penstock TO {intruder.name}")
-    intruder.execute("CREATE VIEW penstock.applied AS SELECT planted.escalate('x') AS schema, ''::text AS table")
+    harness.database.execute(
+        f"DROP TABLE penstock.applied; GRANT CREATE, USAGE ON SCHEMA penstock TO {intruder.name}"
+    )
+    intruder.execute(
+        "CREATE VIEW penstock.applied AS SELECT planted.escalate('x') AS schema, ''::text AS table"
+    )
     with pytest.raises(UntrustedObjectError, match="not an ordinary table"):
         harness.open().find_record(harness.table.name)
     assert not intruder.is_superuser
 
 
-def test_adopted_table_runs_no_code_of_a_role_that_is_not_trusted(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_adopted_table_runs_no_code_of_a_role_that_is_not_trusted(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     intruder.plant("copy_public")
     intruder.execute(ITEMS, TRIGGER.format("copy_public.items", "copy_public"))
     with pytest.raises(UntrustedObjectError, match=f"belongs to role {intruder.name}"):
         harness.sink.adopt(harness.table)
-    harness.database.execute("ALTER SCHEMA copy_public OWNER TO postgres; ALTER TABLE copy_public.items OWNER TO postgres")
-    with pytest.raises(UntrustedObjectError, match=r"trigger escalate, which uses function copy_public.escalate\(\)"):
+    harness.database.execute(
+        "ALTER SCHEMA copy_public OWNER TO postgres; ALTER TABLE copy_public.items OWNER TO postgres"
+    )
+    with pytest.raises(
+        UntrustedObjectError, match=r"trigger escalate, which uses function copy_public.escalate\(\)"
+    ):
         harness.sink.adopt(harness.table)
     harness.database.execute("DROP TRIGGER escalate ON copy_public.items")
-    harness.database.execute("ALTER TABLE copy_public.items ADD CHECK (copy_public.escalate(note) IS NOT NULL)")
+    harness.database.execute(
+        "ALTER TABLE copy_public.items ADD CHECK (copy_public.escalate(note) IS NOT NULL)"
+    )
     with pytest.raises(UntrustedObjectError, match=r"which uses function copy_public.escalate\(text\)"):
         harness.sink.adopt(harness.table)
     harness.database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT items_note_check")
@@ -230,10 +287,19 @@ def test_table_whose_partition_runs_code_of_a_role_that_is_not_trusted_is_not_wr
 ) -> None:
     intruder.plant("planted")
     database = harness.database
-    database.execute(f"DROP TABLE IF EXISTS t CASCADE; {made}; {part}; ALTER TABLE part OWNER TO {intruder.name}")
+    database.execute(
+        f"DROP TABLE IF EXISTS t CASCADE; {made}; {part}; ALTER TABLE part OWNER TO {intruder.name}"
+    )
     intruder.execute(TRIGGER.format("public.part", "planted"))
-    for found, mended in (("partition or heir", "ALTER TABLE part OWNER TO postgres"), ("trigger escalate", "DROP TABLE part")):
-        with connect(harness.address) as connection, connection.transaction(), pytest.raises(UntrustedObjectError, match=found):
+    for found, mended in (
+        ("partition or heir", "ALTER TABLE part OWNER TO postgres"),
+        ("trigger escalate", "DROP TABLE part"),
+    ):
+        with (
+            connect(harness.address) as connection,
+            connection.transaction(),
+            pytest.raises(UntrustedObjectError, match=found),
+        ):
             check_target_table(connection, TableName("public", "t"))
         database.execute(mended)
     with connect(harness.address) as connection, connection.transaction():
@@ -245,19 +311,34 @@ USED = {
     "table-owner": (("ALTER TABLE t OWNER TO {r}",), "the table belongs"),
     "schema-owner": (("ALTER TABLE t SET SCHEMA planted",), "the schema belongs"),
     "trigger": ((TRIGGER.format("t", "planted"),), "trigger escalate, which uses function"),
-    "check": (("ALTER TABLE t ADD CONSTRAINT c CHECK (planted.escalate(note) IS NOT NULL)",), "constraint c, which uses function"),
-    "default": (("ALTER TABLE t ALTER note SET DEFAULT planted.escalate('')",), "the default of column note, which uses function"),
+    "check": (
+        ("ALTER TABLE t ADD CONSTRAINT c CHECK (planted.escalate(note) IS NOT NULL)",),
+        "constraint c, which uses function",
+    ),
+    "default": (
+        ("ALTER TABLE t ALTER note SET DEFAULT planted.escalate('')",),
+        "the default of column note, which uses function",
+    ),
     "index-expression": (("CREATE INDEX i ON t (planted.escalate(note))",), "index i, which uses function"),
     "index-operators": (
         (
-            "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash AS OPERATOR 1 =, FUNCTION 1 hashtext(text)",
+            (
+                "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash "
+                "AS OPERATOR 1 =, FUNCTION 1 hashtext(text)"
+            ),
             "ALTER OPERATOR CLASS planted.ops USING hash OWNER TO {r}",
             "CREATE INDEX i ON t USING hash (note planted.ops)",
         ),
         "index i, which uses operator class",
     ),
-    "rule": (("CREATE RULE r AS ON INSERT TO t DO ALSO SELECT planted.escalate('')",), "rule r, which uses function"),
-    "policy": (("CREATE POLICY p ON t USING (planted.escalate(note) IS NOT NULL)",), "policy p, which uses function"),
+    "rule": (
+        ("CREATE RULE r AS ON INSERT TO t DO ALSO SELECT planted.escalate('')",),
+        "rule r, which uses function",
+    ),
+    "policy": (
+        ("CREATE POLICY p ON t USING (planted.escalate(note) IS NOT NULL)",),
+        "policy p, which uses function",
+    ),
     "operator": (
         (
             "CREATE OPERATOR planted.! (RIGHTARG = text, FUNCTION = planted.escalate)",
@@ -288,7 +369,11 @@ def test_table_of_a_target_is_not_written_if_code_of_a_role_that_is_not_trusted_
     for statement in statements:
         harness.database.execute(statement.format(r=intruder.name))
     place = TableName("planted" if used == "schema-owner" else "public", "t")
-    with connect(harness.address) as connection, connection.transaction(), pytest.raises(UntrustedObjectError, match=words):
+    with (
+        connect(harness.address) as connection,
+        connection.transaction(),
+        pytest.raises(UntrustedObjectError, match=words),
+    ):
         check_target_table(connection, place)
     with connect(harness.address.trusting([intruder.name])) as connection, connection.transaction():
         check_target_table(connection, place)
@@ -296,7 +381,9 @@ def test_table_of_a_target_is_not_written_if_code_of_a_role_that_is_not_trusted_
     assert not intruder.is_superuser
 
 
-def test_checked_tables_get_no_trigger_before_the_end_of_the_transaction(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_checked_tables_get_no_trigger_before_the_end_of_the_transaction(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     intruder.plant("planted")
     harness.copy()
     with harness.database.connect(autocommit=True) as other:
@@ -313,12 +400,16 @@ def test_checked_tables_get_no_trigger_before_the_end_of_the_transaction(harness
             check_locked("copy_public.items")
 
 
-def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     intruder.execute("CREATE SCHEMA copy_public")
     with pytest.raises(UntrustedObjectError, match="schema copy_public belongs to role") as refused:
         harness.copy()
     assert "trusted_roles" in (refused.value.hint or "")
-    assert [error.message for error in harness.sink.find_problems([harness.table.name])] == [refused.value.message]
+    assert [error.message for error in harness.sink.find_problems([harness.table.name])] == [
+        refused.value.message
+    ]
     assert harness.database.query("SELECT 1 FROM pg_tables WHERE schemaname = 'copy_public'") == []
 
 
@@ -336,44 +427,66 @@ def test_table_with_any_name_is_locked(database: Database) -> None:
     database.execute(f"CREATE TABLE {name} ()")
     with connect(SourceAddress.parse(database.dsn)) as connection, connection.transaction():
         lock_tables(connection, [TableName("public", "missing"), table])
-        held = database.query("SELECT relation::regclass::text FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation >= 16384")
+        held = database.query(
+            "SELECT relation::regclass::text FROM pg_locks "
+            "WHERE mode = 'RowExclusiveLock' AND relation >= 16384"
+        )
     assert held == [(name,)]
 
 
 @pytest.mark.versions(14, 18)
 def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, roles: Roles) -> None:
     """As the administrator of a managed server can, who is no superuser."""
-    admin, stranger, owner, operator = (roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",)))
+    admin, stranger, owner, operator = (
+        roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",))
+    )
     own = roles.create("own")
-    database.execute(f"ALTER DATABASE {database.name} OWNER TO {owner}; GRANT {owner} TO {operator}; GRANT {own} TO {operator}")
+    database.execute(
+        f"ALTER DATABASE {database.name} OWNER TO {owner}; GRANT {owner} TO {operator}; "
+        f"GRANT {own} TO {operator}"
+    )
     database.execute(f"GRANT {stranger} TO {own}; GRANT {own} TO {admin} WITH ADMIN OPTION")
     with connect(roles.address(own)) as connection:
         trust = Trust.load(connection)
     database.execute(f"ALTER DATABASE {database.name} OWNER TO postgres")
     everybody = (admin, stranger, owner, operator, own, "postgres")
     assert [role for role in everybody if trust.covers(role)] == [admin, operator, own, "postgres"]
-    assert [role for role in (stranger, owner, operator) if trust.covers_or_owns_database(role)] == [owner, operator]
+    assert [role for role in (stranger, owner, operator) if trust.covers_or_owns_database(role)] == [
+        owner,
+        operator,
+    ]
 
 
 def test_tables_of_an_earlier_version_are_upgraded(harness: PostgresHarness) -> None:
     harness.database.execute("CREATE SCHEMA penstock; " + APPLIED)
-    harness.database.execute("DROP TABLE penstock.leases; ALTER TABLE penstock.applied DROP relation, DROP origin, DROP copy")
+    harness.database.execute(
+        "DROP TABLE penstock.leases; ALTER TABLE penstock.applied DROP relation, DROP origin, DROP copy"
+    )
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()
 
 
-def test_default_of_the_database_does_not_make_a_role_trusted(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_default_of_the_database_does_not_make_a_role_trusted(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     intruder.execute("CREATE SCHEMA penstock")
-    harness.database.execute(f"ALTER DATABASE {harness.database.name} SET penstock.trusted_roles = '{intruder.name}'")
+    harness.database.execute(
+        f"ALTER DATABASE {harness.database.name} SET penstock.trusted_roles = '{intruder.name}'"
+    )
     with pytest.raises(UntrustedObjectError):
         harness.copy()
     harness.database.execute(f"ALTER DATABASE {harness.database.name} RESET penstock.trusted_roles")
 
 
-def test_role_that_may_only_connect_does_not_hold_up_the_target(harness: PostgresHarness, intruder: Intruder) -> None:
+def test_role_that_may_only_connect_does_not_hold_up_the_target(
+    harness: PostgresHarness, intruder: Intruder
+) -> None:
     """By the advisory locks that runs took before there were leases."""
     with psycopg.connect(harness.database.dsn.replace("postgres@", f"{intruder.name}@")) as session:
-        session.execute("SELECT pg_advisory_lock(hashtextextended(name, 0)) FROM (VALUES ('penstock'), ('penstock/shop')) AS l (name)")
+        session.execute(
+            "SELECT pg_advisory_lock(hashtextextended(name, 0)) "
+            "FROM (VALUES ('penstock'), ('penstock/shop')) AS l (name)"
+        )
         Background(harness.copy).result(20, "a copy")
     assert harness.rows() == harness.source.sorted_rows()
 
@@ -395,7 +508,9 @@ def test_lease_is_free_once_its_session_has_ended_however_that_was(harness: Post
     first.close()
 
 
-def test_lease_names_the_session_that_keeps_it_from_being_taken(harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_names_the_session_that_keeps_it_from_being_taken(
+    harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.postgres.ownership.LOCK_SECONDS", 0.2)
     TargetLock(harness.address, "shop").ensure()
     with harness.database.connect() as other, harness.database.connect(autocommit=True) as session:
@@ -410,7 +525,9 @@ def test_table_of_leases_is_created_by_two_sessions_at_once(harness: PostgresHar
     database.execute("CREATE SCHEMA penstock")
     waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with database.connect() as first, connect(harness.address) as second:
-        first.execute("CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz)")
+        first.execute(
+            "CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz)"
+        )
         lease = Lease(second, "penstock", "reader")
         created = Background(lease.ensure_table)
         wait_for(lambda: bool(database.query(waits)), "the second session to wait")

@@ -29,7 +29,9 @@ class InspectsAndActs(ListProvisioning):
         return report
 
 
-@caught_by(SUITE.test_ensuring_does_nothing_when_not_managed, SUITE.test_ensuring_does_nothing_when_not_manageable)
+@caught_by(
+    SUITE.test_ensuring_does_nothing_when_not_managed, SUITE.test_ensuring_does_nothing_when_not_manageable
+)
 class ActsUnasked(ListProvisioning):
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:

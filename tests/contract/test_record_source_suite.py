@@ -29,7 +29,7 @@ from tests.support.contract.list_harnesses import ListRecordHarness
 SOURCES = RecordSourceConformance
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------------------
+# --- what is read -------------------------------------------------------------------------------------------
 
 
 @caught_by(SOURCES.test_records_are_the_existing_rows_and_then_the_changes)
@@ -65,7 +65,7 @@ class ChangesBeginWithTheLastRow(ListRecordSource):
         return record
 
 
-# --- positions -----------------------------------------------------------------------------------------------------------
+# --- positions ----------------------------------------------------------------------------------------------
 
 
 @caught_by(SOURCES.test_same_position_gives_the_same_record, SOURCES.test_earlier_position_goes_back)
@@ -122,7 +122,7 @@ class TakesAnyPosition(ListRecordSource):
             return super().read(None)
 
 
-# --- acknowledging -------------------------------------------------------------------------------------------------------
+# --- acknowledging ------------------------------------------------------------------------------------------
 
 
 @caught_by(SOURCES.test_reading_and_teardown_acknowledge_nothing)
@@ -169,7 +169,7 @@ class RowsMoveThePoint(ListRecordSource):
             self._opened().acked = len(self._opened().events) + 1
 
 
-# --- snapshots -----------------------------------------------------------------------------------------------------------
+# --- snapshots ----------------------------------------------------------------------------------------------
 
 
 @caught_by(SOURCES.test_teardown_during_a_snapshot_raises_after_closing_everything)
@@ -293,11 +293,13 @@ class OfOneThread(ListRecordSource):
 @caught_by(SOURCES.test_source_is_a_context)
 class LeavesTheSourceOpen(ListRecordSource):
     @override
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return
 
 
-# --- and they are caught ----------------------------------------------------------------------------------------------------------
+# --- and they are caught ------------------------------------------------------------------------------------
 
 
 class BrokenRecordHarness(ListRecordHarness):

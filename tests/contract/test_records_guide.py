@@ -28,8 +28,12 @@ def programs(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Every block of the guide, for the tables of the test."""
     monkeypatch.chdir(tmp_path)
     programs = []
-    for number, text in enumerate(re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)):
-        program = text.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace("public.orders", str(wal.table))
+    for number, text in enumerate(
+        re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    ):
+        program = text.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace(
+            "public.orders", str(wal.table)
+        )
         program = program.replace('"slot": "orders"', f'"slot": "{wal.settings.slot}"')
         program = program.replace('slot="orders"', f'slot="{wal.settings.slot}"')
         program = program.replace('"public", "orders"', f'"{wal.table.schema}", "{wal.table.name}"')
@@ -46,11 +50,15 @@ def test_every_program_in_the_records_guide_is_tried(programs: list[Path]) -> No
 def test_snapshot_in_the_records_guide_shows_every_row(wal: WalHarness, programs: list[Path]) -> None:
     wal.database.execute(f"INSERT INTO {wal.table} SELECT i, 'row ' || i FROM generate_series(-1, 3) i")
     shown: list[tuple[object, object]] = []
-    runpy.run_path(str(programs[1]), init_globals={"show": lambda key, row: shown.append((key["id"], row["note"]))})
+    runpy.run_path(
+        str(programs[1]), init_globals={"show": lambda key, row: shown.append((key["id"], row["note"]))}
+    )
     assert sorted(shown, key=repr) == sorted(((each, f"row {each}") for each in range(-1, 4)), key=repr)
 
 
-def test_buffer_in_the_records_guide_returns_unconfirmed_records_again(wal: WalHarness, programs: list[Path]) -> None:
+def test_buffer_in_the_records_guide_returns_unconfirmed_records_again(
+    wal: WalHarness, programs: list[Path]
+) -> None:
     keys = iter(range(1, 7))
 
     def stop_after(turns: int) -> Callable[[], bool]:
@@ -68,15 +76,22 @@ def test_buffer_in_the_records_guide_returns_unconfirmed_records_again(wal: WalH
 
     shown: list[object] = []
     for turns in (2, 2):
-        runpy.run_path(str(programs[2]), init_globals={"show": lambda key, row: shown.append(key["id"]), "stop_asked": stop_after(turns)})
+        runpy.run_path(
+            str(programs[2]),
+            init_globals={"show": lambda key, row: shown.append(key["id"]), "stop_asked": stop_after(turns)},
+        )
     assert shown == [1, 2, 13, 4], "13 was not read by the first run, and 5 was not by the second"
 
 
-def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_path: Path, programs: list[Path]) -> None:
+def test_the_program_in_the_records_guide_keeps_its_rows(
+    wal: WalHarness, tmp_path: Path, programs: list[Path]
+) -> None:
     database = wal.database
     database.execute(f"ALTER TABLE {wal.table} ADD long text")
     database.execute(f"ALTER TABLE {wal.table} ALTER long SET STORAGE EXTERNAL")
-    database.execute(f"INSERT INTO {wal.table} SELECT i, 'row', repeat(i::text, {LONG}) FROM generate_series(1, 4) i")
+    database.execute(
+        f"INSERT INTO {wal.table} SELECT i, 'row', repeat(i::text, {LONG}) FROM generate_series(1, 4) i"
+    )
 
     def run(stop_asked: Callable[[], bool]) -> dict[str, object]:
         runpy.run_path(str(programs[0]), init_globals={"stop_asked": stop_asked})
@@ -93,7 +108,10 @@ def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_pa
     database.execute(f"UPDATE {wal.table} SET id = 30 WHERE id = 3")
     database.execute(f"UPDATE {wal.table} SET note = 'zwei' WHERE id = 2")
     database.execute(f"INSERT INTO {wal.table} VALUES (5, 'five')")
-    expected = {str(key): {"id": key, "note": note, "long": long} for key, note, long in database.query(f"SELECT * FROM {wal.table}")}
+    expected = {
+        str(key): {"id": key, "note": note, "long": long}
+        for key, note, long in database.query(f"SELECT * FROM {wal.table}")
+    }
 
     turns = iter(range(100))
 
@@ -104,7 +122,9 @@ def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_pa
     assert run(is_equal) == expected
 
 
-def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(wal: WalHarness, tmp_path: Path, programs: list[Path]) -> None:
+def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(
+    wal: WalHarness, tmp_path: Path, programs: list[Path]
+) -> None:
     database, place = wal.database, tmp_path / "place.json"
     database.execute(f"INSERT INTO {wal.table} SELECT i, 'row' FROM generate_series(1, 100) i")
     program = "def stop_asked():\n    return False\n\n\n" + programs[0].read_text(encoding="utf-8")
@@ -123,7 +143,10 @@ def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(wal: W
         try:
             # The first is killed in its snapshot, as a rule; the others when they have everything.
             wait_for(lambda: position() not in (None, before), "progress", position, 60)  # noqa: B023 - called at once
-            database.execute(f"DELETE FROM {wal.table} WHERE id % 11 = {number}; INSERT INTO {wal.table} VALUES ({-number}, NULL)")
+            database.execute(
+                f"DELETE FROM {wal.table} WHERE id % 11 = {number}; "
+                f"INSERT INTO {wal.table} VALUES ({-number}, NULL)"
+            )
             if number > 0:
                 wait_for(has_all, "every row", position, 60)
         finally:
@@ -133,4 +156,7 @@ def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(wal: W
 
 
 def rows_of(wal: WalHarness) -> dict[str, object]:
-    return {str(key): {"id": key, "note": note} for key, note in wal.database.query(f"SELECT id, note FROM {wal.table}")}
+    return {
+        str(key): {"id": key, "note": note}
+        for key, note in wal.database.query(f"SELECT id, note FROM {wal.table}")
+    }

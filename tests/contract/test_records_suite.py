@@ -21,7 +21,7 @@ from tests.support.contract.list_harnesses import ListIteratorHarness, ListSnaps
 SNAPSHOTS, BUFFERS = SnapshotterConformance, CdcIteratorConformance
 
 
-# --- snapshots --------------------------------------------------------------------------------------------------------------------
+# --- snapshots ----------------------------------------------------------------------------------------------
 
 
 @caught_by(SNAPSHOTS.test_snapshot_has_the_rows_of_its_creation_time)
@@ -111,11 +111,13 @@ class AlwaysInterrupted(ListSnapshotter):
 @caught_by(SNAPSHOTS.test_snapshot_is_a_context_and_can_be_iterated)
 class LeavesTheBlockOpen(ListSnapshotter):
     @override
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return
 
 
-# --- buffers ----------------------------------------------------------------------------------------------------------------------
+# --- buffers ------------------------------------------------------------------------------------------------
 
 
 @caught_by(BUFFERS.test_has_next_returns_whether_a_record_is_available_now)
@@ -150,14 +152,17 @@ class TakesEverything(ListIterator):
         super().push(record)
 
 
-@caught_by(BUFFERS.test_teardown_ends_waiting_reads_without_an_error, BUFFERS.test_teardown_ends_a_push_into_a_full_buffer)
+@caught_by(
+    BUFFERS.test_teardown_ends_waiting_reads_without_an_error,
+    BUFFERS.test_teardown_ends_a_push_into_a_full_buffer,
+)
 class LetsThemSleep(ListIterator):
     @override
     def teardown(self) -> None:
         return
 
 
-# --- and they are caught ----------------------------------------------------------------------------------------------------------
+# --- and they are caught ------------------------------------------------------------------------------------
 
 
 class BrokenSnapshotterHarness(ListSnapshotterHarness):
@@ -183,11 +188,16 @@ class BrokenIteratorHarness(ListIteratorHarness):
         return self._broken(self.capacity)
 
 
-HARNESSES: dict[type, Callable[..., object]] = {SNAPSHOTS: BrokenSnapshotterHarness, BUFFERS: BrokenIteratorHarness}
+HARNESSES: dict[type, Callable[..., object]] = {
+    SNAPSHOTS: BrokenSnapshotterHarness,
+    BUFFERS: BrokenIteratorHarness,
+}
 
 
 @pytest.mark.parametrize(
-    ("suite", "test"), [(suite, test) for suite in HARNESSES for test in suite_tests(suite)], ids=lambda each: each.__name__
+    ("suite", "test"),
+    [(suite, test) for suite in HARNESSES for test in suite_tests(suite)],
+    ids=lambda each: each.__name__,
 )
 def test_broken_implementation_fails_the_suite(suite: type, test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"

@@ -20,10 +20,13 @@ from tests.support.contract.list_harnesses import LedgerHarness
 
 SUITE = ReferenceTableConformance
 
-# --- the snapshot -------------------------------------------------------------------------------------------------------------
+# --- the snapshot -------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_snapshot_returns_every_row_once_and_then_none, SUITE.test_complete_snapshot_stays_complete_after_later_changes)
+@caught_by(
+    SUITE.test_snapshot_returns_every_row_once_and_then_none,
+    SUITE.test_complete_snapshot_stays_complete_after_later_changes,
+)
 class BeginsAgain(ListReference):
     """Takes a call after the end for the beginning."""
 
@@ -76,7 +79,7 @@ class FenceAtTheEnd(ListReference):
         return batch
 
 
-# --- the changes --------------------------------------------------------------------------------------------------------------
+# --- the changes --------------------------------------------------------------------------------------------
 
 
 class Leaves(ListReference):
@@ -125,7 +128,9 @@ class EveryRowIsTheFirst(ListReference):
         if batch is None:
             return None
         at = batch.schema.names.index(ORDINAL)
-        return batch.set_column(at, batch.schema.field(at), pa.array([0] * batch.num_rows, batch.schema.field(at).type))
+        return batch.set_column(
+            at, batch.schema.field(at), pa.array([0] * batch.num_rows, batch.schema.field(at).type)
+        )
 
 
 @caught_by(SUITE.test_changes_before_the_end_of_the_snapshot_are_refused)
@@ -135,7 +140,7 @@ class ChangesAtAnyTime(ListReference):
         return super().poll_changes() if self._version is not None else None
 
 
-# --- checkpoint and restore ---------------------------------------------------------------------------------------------------
+# --- checkpoint and restore ---------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_checkpoint_before_anything_is_the_beginning)
@@ -193,7 +198,9 @@ class CheckpointsRunAhead(ListReference):
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
-        return SourceCheckpoint({} if self._version is None else {"version": str(len(self._ledger.transactions))})
+        return SourceCheckpoint(
+            {} if self._version is None else {"version": str(len(self._ledger.transactions))}
+        )
 
 
 @caught_by(SUITE.test_table_is_consistent_whenever_the_checkpoint_moves)
@@ -216,7 +223,11 @@ class MovesWithTheFirstRow(ListReference):
 class HalfASnapshotIsEnough(ListReference):
     @override
     def checkpoint(self) -> SourceCheckpoint:
-        return SourceCheckpoint({"version": str(self._fence)}) if self._snapshot is not None else SourceCheckpoint()
+        return (
+            SourceCheckpoint({"version": str(self._fence)})
+            if self._snapshot is not None
+            else SourceCheckpoint()
+        )
 
 
 @caught_by(SUITE.test_restore_skips_a_finished_snapshot, SUITE.test_checkpoint_of_another_source_is_refused)
@@ -259,7 +270,7 @@ class RestoresAtAnyTime(ListReference):
         super().restore(checkpoint)
 
 
-# --- closing ------------------------------------------------------------------------------------------------------------------
+# --- closing ------------------------------------------------------------------------------------------------
 
 
 @caught_by(SUITE.test_closed_source_refuses_polls, SUITE.test_with_block_closes)

@@ -31,7 +31,11 @@ class TriggerProvisioningHarness(ProvisioningHarness):
         self._database = trigger.database
         self._reader = reader
         name = trigger.table.name
-        self.tables = (TableName("public", f"{name}_a"), TableName("public", f"{name}_b"), TableName("public", f"{name}_c"))
+        self.tables = (
+            TableName("public", f"{name}_a"),
+            TableName("public", f"{name}_b"),
+            TableName("public", f"{name}_c"),
+        )
         for table in self.tables:
             self._database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
 
@@ -43,7 +47,9 @@ class TriggerProvisioningHarness(ProvisioningHarness):
 
     @override
     def source_state(self) -> object:
-        triggers = "SELECT oid::int, xmin::text, tgrelid::int, tgname, tgenabled::text FROM pg_trigger ORDER BY 1"
+        triggers = (
+            "SELECT oid::int, xmin::text, tgrelid::int, tgname, tgenabled::text FROM pg_trigger ORDER BY 1"
+        )
         functions = "SELECT oid::int, xmin::text FROM pg_proc WHERE oid >= 16384 ORDER BY 1"
         schemas = "SELECT oid::int, xmin::text, nspacl::text FROM pg_namespace ORDER BY 1"
         relations = "SELECT oid::int, relname, relacl::text FROM pg_class WHERE oid >= 16384 ORDER BY 1"
@@ -56,7 +62,8 @@ class TriggerProvisioningHarness(ProvisioningHarness):
     @override
     def streamed(self) -> set[TableName]:
         rows = self._database.query(
-            "SELECT relnamespace::regnamespace::text, relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+            "SELECT relnamespace::regnamespace::text, relname FROM pg_trigger t JOIN pg_class c "
+            "ON c.oid = t.tgrelid "
             "WHERE t.tgname = %s AND t.tgenabled = 'A'",
             f"!{self._trigger.settings.name}",
         )

@@ -35,19 +35,27 @@ def write_beside(trigger: TriggerHarness, act: Callable[[], object]) -> Backgrou
     return acting
 
 
-def test_adding_triggers_to_a_busy_table_blocks_no_session(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_triggers_to_a_busy_table_blocks_no_session(
+    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 120.0)
     first = TriggerCapture(trigger.settings).with_trigger_management({trigger.table}, manage=True)
     both = {trigger.table, trigger.other}
     with closing(first.live()) as stream:
         acting = write_beside(trigger, lambda: trigger.capture().ensure_coverage(both, manage=True))
         trigger.commit(upsert(trigger.table, 1, "x"))
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "while somebody waits for another table")
+        check_same(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 1, "x")],
+            "while somebody waits for another table",
+        )
         acting.result(trigger.deadline_seconds, "the end of the wait")
     assert trigger.capture().inspect_coverage(both).satisfied
 
 
-def test_table_gets_its_triggers_while_it_is_read(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_gets_its_triggers_while_it_is_read(
+    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 2.0)
     with trigger.database.connect() as reading:
         reading.execute(f"SELECT * FROM {trigger.table}".encode())
@@ -55,7 +63,9 @@ def test_table_gets_its_triggers_while_it_is_read(trigger: TriggerHarness, monke
     assert trigger.capture().inspect_coverage({trigger.table}).satisfied
 
 
-def test_removing_everything_from_a_busy_table_blocks_no_session(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_everything_from_a_busy_table_blocks_no_session(
+    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 120.0)
     trigger.capture().live().close()
 
@@ -64,7 +74,9 @@ def test_removing_everything_from_a_busy_table_blocks_no_session(trigger: Trigge
             remove(connection, trigger.settings.name)
 
     write_beside(trigger, act).result(trigger.deadline_seconds, "the end of the wait")
-    assert trigger.database.query("SELECT 1 FROM pg_namespace WHERE nspname = %s", trigger.settings.name) == []
+    assert (
+        trigger.database.query("SELECT 1 FROM pg_namespace WHERE nspname = %s", trigger.settings.name) == []
+    )
 
 
 def test_tables_are_waited_for_together_and_those_that_keep_their_triggers_are_named(
@@ -88,7 +100,9 @@ def test_tables_are_waited_for_together_and_those_that_keep_their_triggers_are_n
 
 def test_vacuum_never_takes_the_change_table_from_those_who_write(trigger: TriggerHarness) -> None:
     trigger.capture().live().close()
-    options = trigger.database.query("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{trigger.settings.name}.changes")
+    options = trigger.database.query(
+        "SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{trigger.settings.name}.changes"
+    )
     assert "vacuum_truncate=false" in options[0][0]
 
 

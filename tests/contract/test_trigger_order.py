@@ -1,4 +1,6 @@
-"""The order of transactions in a `TriggerCapture`, and which rows of the change table it keeps and deletes."""
+"""The order of transactions in a `TriggerCapture`, and which rows of the change table it keeps and
+deletes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def run(connection: psycopg.Connection, *statements: str) -> None:
         connection.execute(statement.encode())
 
 
-# --- the order ---------------------------------------------------------------------------------------------------------------------
+# --- the order ----------------------------------------------------------------------------------------------
 
 
 def test_open_transaction_delays_no_other(trigger: TriggerHarness) -> None:
@@ -39,19 +41,35 @@ def test_open_transaction_delays_no_other(trigger: TriggerHarness) -> None:
         expected: list[Event] = [upsert(trigger.table, each, "x") for each in (2, 3)]
         for event in expected:
             trigger.commit(event)
-        check_same(take(stream, 2, trigger.deadline_seconds), expected, "committed changes are returned while other transactions are open")
+        check_same(
+            take(stream, 2, trigger.deadline_seconds),
+            expected,
+            "committed changes are returned while other transactions are open",
+        )
         long.commit()
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "early, and late")], "and then the other")
+        check_same(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 1, "early, and late")],
+            "and then the other",
+        )
 
 
-def test_overwriting_transaction_follows_the_overwritten_although_it_began_earlier(trigger: TriggerHarness) -> None:
+def test_overwriting_transaction_follows_the_overwritten_although_it_began_earlier(
+    trigger: TriggerHarness,
+) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as long:
         run(long, f"INSERT INTO {trigger.other} VALUES (1, 'long')")
         trigger.commit(upsert(trigger.table, 1, "short"))
         run(long, f"UPDATE {trigger.table} SET note = 'long' WHERE id = 1")
         long.commit()
-        expected = [upsert(trigger.table, 1, "short"), upsert(trigger.other, 1, "long"), upsert(trigger.table, 1, "long")]
-        check_same(take(stream, 3, trigger.deadline_seconds), expected, "in the order in which they committed")
+        expected = [
+            upsert(trigger.table, 1, "short"),
+            upsert(trigger.other, 1, "long"),
+            upsert(trigger.table, 1, "long"),
+        ]
+        check_same(
+            take(stream, 3, trigger.deadline_seconds), expected, "in the order in which they committed"
+        )
 
 
 def test_order_within_one_look_is_that_of_the_last_changes(trigger: TriggerHarness) -> None:
@@ -62,7 +80,11 @@ def test_order_within_one_look_is_that_of_the_last_changes(trigger: TriggerHarne
         run(long, f"UPDATE {trigger.table} SET note = 'long' WHERE id = 1")
         long.commit()
     with closing(trigger.capture().live()) as stream:
-        expected = [upsert(trigger.table, 1, "short"), upsert(trigger.other, 1, "long"), upsert(trigger.table, 1, "long")]
+        expected = [
+            upsert(trigger.table, 1, "short"),
+            upsert(trigger.other, 1, "long"),
+            upsert(trigger.table, 1, "long"),
+        ]
         changes = take(stream, 3, trigger.deadline_seconds)
         check_same(changes, expected, "although both were found by one look")
         assert len({change.commit.position for change in changes if change.commit}) == 2
@@ -72,20 +94,39 @@ def test_rolled_back_changes_are_not_captured(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
         run(session, f"INSERT INTO {trigger.table} VALUES (1, 'x')")
         session.rollback()
-        run(session, f"INSERT INTO {trigger.table} VALUES (2, 'kept')", "SAVEPOINT s", f"INSERT INTO {trigger.table} VALUES (3, 'x')")
+        run(
+            session,
+            f"INSERT INTO {trigger.table} VALUES (2, 'kept')",
+            "SAVEPOINT s",
+            f"INSERT INTO {trigger.table} VALUES (3, 'x')",
+        )
         run(session, "ROLLBACK TO s", f"INSERT INTO {trigger.table} VALUES (4, 'kept')")
         session.commit()
         expected = [upsert(trigger.table, each, "kept") for each in (2, 4)]
-        check_same(take(stream, 2, trigger.deadline_seconds), expected, "savepoints that were rolled back are not in it")
+        check_same(
+            take(stream, 2, trigger.deadline_seconds),
+            expected,
+            "savepoints that were rolled back are not in it",
+        )
 
 
 def test_prepared_transaction_is_captured_when_it_commits(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
-        run(session, f"INSERT INTO {trigger.table} VALUES (1, 'prepared')", f"PREPARE TRANSACTION '{trigger.settings.name}'")
+        run(
+            session,
+            f"INSERT INTO {trigger.table} VALUES (1, 'prepared')",
+            f"PREPARE TRANSACTION '{trigger.settings.name}'",
+        )
         trigger.commit(upsert(trigger.table, 2, "x"))
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 2, "x")], "the other one has not committed")
+        check_same(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 2, "x")],
+            "the other one has not committed",
+        )
         trigger.database.execute(f"COMMIT PREPARED '{trigger.settings.name}'")
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "prepared")], "now it has")
+        check_same(
+            take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "prepared")], "now it has"
+        )
 
 
 def test_row_that_a_trigger_of_the_application_changes_again_ends_as_it_is(trigger: TriggerHarness) -> None:
@@ -94,15 +135,20 @@ def test_row_that_a_trigger_of_the_application_changes_again_ends_as_it_is(trigg
         f"UPDATE {trigger.table} SET note = 'again' WHERE id = NEW.id; RETURN NULL; END $$"
     )
     trigger.database.execute(
-        f"CREATE TRIGGER again AFTER INSERT ON {trigger.table} FOR EACH ROW EXECUTE FUNCTION again_{trigger.settings.name}()"
+        "CREATE TRIGGER again AFTER INSERT "
+        f"ON {trigger.table} FOR EACH ROW EXECUTE FUNCTION again_{trigger.settings.name}()"
     )
     with closing(trigger.capture().live()) as stream:
         trigger.database.execute(f"INSERT INTO {trigger.table} VALUES (1, 'once')")
         expected = [upsert(trigger.table, 1, "once"), upsert(trigger.table, 1, "again")]
-        check_same(take(stream, 2, trigger.deadline_seconds), expected, "what follows from a change comes after it")
+        check_same(
+            take(stream, 2, trigger.deadline_seconds), expected, "what follows from a change comes after it"
+        )
 
 
-def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_end_as_they_are(trigger: TriggerHarness) -> None:
+def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_end_as_they_are(
+    trigger: TriggerHarness,
+) -> None:
     """The trigger on the first row changes all others before the statement's own changes are recorded."""
     function = f"others_{trigger.settings.name}"
     trigger.database.execute(
@@ -110,7 +156,8 @@ def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_en
         f"UPDATE {trigger.table} SET note = note || '+' || NEW.id WHERE id > NEW.id; RETURN NULL; END $$"
     )
     trigger.database.execute(
-        f"CREATE TRIGGER others AFTER UPDATE ON {trigger.table} FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION {function}()"
+        "CREATE TRIGGER others AFTER UPDATE "
+        f"ON {trigger.table} FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION {function}()"
     )
     trigger.commit(*(upsert(trigger.table, each, "a") for each in range(1, 5)))
     with closing(trigger.capture().live()) as stream:
@@ -135,7 +182,9 @@ def test_row_that_is_locked_by_a_foreign_key_and_set_back_ends_as_it_is(trigger:
         run(session, f"{put} 'b'", f"INSERT INTO {child} VALUES (1)", f"{put} 'a'")
         session.commit()
         expected = [upsert(trigger.table, 1, "b"), upsert(trigger.table, 1, "a")]
-        check_same(take(stream, 2, trigger.deadline_seconds), expected, "in the order in which they were made")
+        check_same(
+            take(stream, 2, trigger.deadline_seconds), expected, "in the order in which they were made"
+        )
 
 
 def test_row_at_the_tid_of_one_from_before_a_truncate_stays(trigger: TriggerHarness) -> None:
@@ -169,16 +218,26 @@ def test_row_at_the_tid_of_one_from_before_a_truncate_stays(trigger: TriggerHarn
         assert [change.event for change in changes[5:]] == expected
 
 
-def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the_capture(trigger: TriggerHarness) -> None:
+def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the_capture(
+    trigger: TriggerHarness,
+) -> None:
     table, function = trigger.table, f"stolen_{trigger.settings.name}"
-    trigger.database.execute(f"CREATE FUNCTION {function}({table}) RETURNS text LANGUAGE sql AS $$ SELECT 'stolen' $$")
+    trigger.database.execute(
+        f"CREATE FUNCTION {function}({table}) RETURNS text LANGUAGE sql AS $$ SELECT 'stolen' $$"
+    )
     trigger.database.execute(f"CREATE CAST ({table} AS text) WITH FUNCTION {function}({table})")
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(table, 1, "x"))
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(table, 1, "x")], "the row as Postgres itself writes it")
+        check_same(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(table, 1, "x")],
+            "the row as Postgres itself writes it",
+        )
 
 
-def test_ordered_changes_are_durable_also_for_a_role_with_asynchronous_commits(trigger: TriggerHarness) -> None:
+def test_ordered_changes_are_durable_also_for_a_role_with_asynchronous_commits(
+    trigger: TriggerHarness,
+) -> None:
     trigger.capture().live().close()
     address = trigger.settings.address.with_parameters({"options": "-c synchronous_commit=off"})
     with connect(address) as connection:
@@ -188,8 +247,12 @@ def test_ordered_changes_are_durable_also_for_a_role_with_asynchronous_commits(t
             assert current_position(connection) > reached
 
 
-def test_order_covers_all_committed_transactions_also_for_a_role_with_an_older_snapshot(trigger: TriggerHarness) -> None:
-    address = trigger.settings.address.with_parameters({"options": "-c default_transaction_isolation=serializable"})
+def test_order_covers_all_committed_transactions_also_for_a_role_with_an_older_snapshot(
+    trigger: TriggerHarness,
+) -> None:
+    address = trigger.settings.address.with_parameters(
+        {"options": "-c default_transaction_isolation=serializable"}
+    )
     with connect(address) as connection:
         assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
@@ -216,7 +279,9 @@ def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: 
     assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
 
 
-def test_commits_between_a_snapshot_and_its_position_follow_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_between_a_snapshot_and_its_position_follow_it(
+    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export = change_table._export
 
     def commit_after(holder: Connection) -> str:
@@ -228,7 +293,11 @@ def test_commits_between_a_snapshot_and_its_position_follow_it(trigger: TriggerH
         trigger.commit(upsert(trigger.table, 1, "before"))
         monkeypatch.setattr(change_table, "_export", commit_after)
         rows, fence = snapshot(trigger)
-        positions = {str(seen(change)[2]): change.commit.position for change in take(stream, 3, trigger.deadline_seconds) if change.commit}
+        positions = {
+            str(seen(change)[2]): change.commit.position
+            for change in take(stream, 3, trigger.deadline_seconds)
+            if change.commit
+        }
     assert rows == {1: "before"}
     assert positions["1"] <= fence < positions["2"]
 
@@ -240,9 +309,16 @@ def write_at_random(trigger: TriggerHarness, seed: int) -> None:
             with suppress(psycopg.errors.DeadlockDetected), session.transaction():
                 for _ in range(choose.randint(1, 4)):
                     key, other = choose.randint(1, 12), choose.randint(1, 12)
-                    put = f"INSERT INTO {table} VALUES ({key}, '{seed}/{at}') ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+                    put = (
+                        f"INSERT INTO {table} VALUES ({key}, '{seed}/{at}') ON CONFLICT (id) DO UPDATE "
+                        "SET note = excluded.note"
+                    )
                     statement = choose.choice(
-                        [put, f"DELETE FROM {table} WHERE id = {key}", f"UPDATE {table} SET id = {other} WHERE id = {key}"]
+                        [
+                            put,
+                            f"DELETE FROM {table} WHERE id = {key}",
+                            f"UPDATE {table} SET id = {other} WHERE id = {key}",
+                        ]
                     )
                     with suppress(psycopg.errors.UniqueViolation), session.transaction():
                         run(session, statement)
@@ -254,7 +330,11 @@ def snapshot(trigger: TriggerHarness) -> tuple[dict[object, object], Position]:
     changes = list(trigger.capture().snapshot([trigger.table, trigger.other]))
     (fence,) = {change.commit.position for change in changes if change.commit is not None}
     events = [change.event for change in changes]
-    return {event.key["id"]: event.row["note"] for event in events if isinstance(event, Upsert) and event.table == trigger.table}, fence
+    return {
+        event.key["id"]: event.row["note"]
+        for event in events
+        if isinstance(event, Upsert) and event.table == trigger.table
+    }, fence
 
 
 def apply(state: dict[object, object], change: Change) -> None:
@@ -281,7 +361,12 @@ def test_confirmed_changes_are_removed_from_the_source_and_no_others(trigger: Tr
         (last,) = take(stream, 1, trigger.deadline_seconds)
         last.ack.confirm()
         waiting = Background(lambda: next(stream, None))
-        wait_for(lambda: trigger.noted == 0, "an empty change table", lambda: trigger.noted, trigger.deadline_seconds)
+        wait_for(
+            lambda: trigger.noted == 0,
+            "an empty change table",
+            lambda: trigger.noted,
+            trigger.deadline_seconds,
+        )
         trigger.commit(upsert(trigger.table, 9, "mark"))
         waiting.result(trigger.deadline_seconds, "the mark")
 
@@ -297,7 +382,9 @@ def test_long_transaction_is_captured_whole_in_pieces(trigger: TriggerHarness) -
     capture = TriggerCapture(paged).with_trigger_management({trigger.table, trigger.other}, manage=True)
     with closing(capture.live()) as stream:
         trigger.commit(upsert(trigger.other, 1, "before"))
-        trigger.database.execute(f"INSERT INTO {trigger.table} SELECT n, repeat('x', 100 + n) FROM generate_series(1, 1000) n")
+        trigger.database.execute(
+            f"INSERT INTO {trigger.table} SELECT n, repeat('x', 100 + n) FROM generate_series(1, 1000) n"
+        )
         trigger.database.execute(f"INSERT INTO {trigger.other} VALUES (2, repeat('y', 50000))")
         changes = take(stream, 1002, trigger.deadline_seconds)
     keys = [change.event.key["id"] for change in changes[1:1001] if isinstance(change.event, Upsert)]
@@ -310,8 +397,16 @@ def test_long_transaction_is_captured_whole_in_pieces(trigger: TriggerHarness) -
 def test_rows_applied_by_logical_replication_are_captured(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream:
         with trigger.database.connect() as session:
-            run(session, "SET session_replication_role = replica", f"INSERT INTO {trigger.table} VALUES (1, 'applied')")
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "applied")], "triggers fire for everybody")
+            run(
+                session,
+                "SET session_replication_role = replica",
+                f"INSERT INTO {trigger.table} VALUES (1, 'applied')",
+            )
+        check_same(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 1, "applied")],
+            "triggers fire for everybody",
+        )
 
 
 def test_writers_need_no_rights_on_the_change_table(trigger: TriggerHarness) -> None:
@@ -322,7 +417,11 @@ def test_writers_need_no_rights_on_the_change_table(trigger: TriggerHarness) -> 
         with closing(trigger.capture().live()) as stream:
             with trigger.database.connect() as session:
                 run(session, f"SET ROLE {role}", f"INSERT INTO {trigger.table} VALUES (1, 'x')")
-            check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "the function has the rights")
+            check_same(
+                take(stream, 1, trigger.deadline_seconds),
+                [upsert(trigger.table, 1, "x")],
+                "the function has the rights",
+            )
             with trigger.database.connect() as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
                 run(session, f"SET ROLE {role}", f"SELECT * FROM {trigger.settings.name}.changes")
     finally:
@@ -386,31 +485,52 @@ def test_disabled_trigger_counts_as_missing_and_is_enabled_again(trigger: Trigge
     assert capture.inspect_coverage(both).satisfied
 
 
-def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(trigger: TriggerHarness) -> None:
+def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(
+    trigger: TriggerHarness,
+) -> None:
     trigger.capture().live().close()
     with connect(trigger.settings.address) as connection:
-        before = inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other])
+        before = inspect_trigger_memberships(
+            connection, trigger.settings.name, [trigger.table, trigger.other]
+        )
         trigger.capture().live().close()
-        assert inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other]) == before
+        assert (
+            inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other])
+            == before
+        )
         trigger.database.execute(f"ALTER TABLE {trigger.table} DISABLE TRIGGER ALL")
         for name in trigger_names(trigger.settings.name):
             trigger.database.execute(f'ALTER TABLE {trigger.table} ENABLE ALWAYS TRIGGER "{name}"')
         assert trigger.capture().inspect_coverage({trigger.table}).satisfied
         after = inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other])
-    assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (False, True)
+    assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (
+        False,
+        True,
+    )
 
 
-def test_triggers_of_a_partition_that_were_off_for_a_while_are_others_and_partitions_come_and_go(trigger: TriggerHarness) -> None:
+def test_triggers_of_a_partition_that_were_off_for_a_while_are_others_and_partitions_come_and_go(
+    trigger: TriggerHarness,
+) -> None:
     table, name = f"{trigger.table}_parted", replace(trigger.table, name=f"{trigger.table.name}_parted")
     part = f"CREATE TABLE {table}_{{0}} PARTITION OF {table} FOR VALUES IN ({{0}})"
-    trigger.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) PARTITION BY LIST (id); {part.format(1)}; {part.format(2)}")
+    trigger.database.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY) PARTITION BY LIST (id); {part.format(1)}; "
+        f"{part.format(2)}"
+    )
     TriggerCapture(trigger.settings).with_trigger_management({name}, manage=True).live().close()
     with connect(trigger.settings.address) as connection:
         acts = [inspect_trigger_memberships(connection, trigger.settings.name, [name])[name]]
-        for statement in (part.format(3), f"DROP TABLE {table}_1", f"ALTER TABLE {table}_2 DISABLE TRIGGER ALL"):
+        for statement in (
+            part.format(3),
+            f"DROP TABLE {table}_1",
+            f"ALTER TABLE {table}_2 DISABLE TRIGGER ALL",
+        ):
             trigger.database.execute(statement)
             acts.append(inspect_trigger_memberships(connection, trigger.settings.name, [name])[name])
-        trigger.database.execute(f'ALTER TABLE {table}_2 ENABLE ALWAYS TRIGGER "{trigger_names(trigger.settings.name)[0]}"')
+        trigger.database.execute(
+            f'ALTER TABLE {table}_2 ENABLE ALWAYS TRIGGER "{trigger_names(trigger.settings.name)[0]}"'
+        )
         assert trigger.capture().inspect_coverage({name}).satisfied
         acts.append(inspect_trigger_memberships(connection, trigger.settings.name, [name])[name])
     assert [is_same_act(acts[0].act, each.act) for each in acts] == [True, True, True, True, False]

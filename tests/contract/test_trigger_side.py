@@ -23,7 +23,9 @@ from tests.support.contract.trigger_harness import TriggerHarness
 
 def promote(trigger: TriggerHarness, lost: int = 0) -> None:
     """Simulates another server with the change table of the old one, without its last changes."""
-    trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET timeline = '00000000', position = position - {lost}")
+    trigger.database.execute(
+        f"UPDATE {trigger.settings.name}.horizon SET timeline = '00000000', position = position - {lost}"
+    )
 
 
 def config_of(trigger: TriggerHarness, directory: Path) -> PipelineConfig:
@@ -36,7 +38,9 @@ def config_of(trigger: TriggerHarness, directory: Path) -> PipelineConfig:
     return PipelineConfig.model_validate(document)
 
 
-def test_commits_before_a_table_was_seen_to_be_dropped_are_captured(trigger: TriggerHarness, tmp_path: Path) -> None:
+def test_commits_before_a_table_was_seen_to_be_dropped_are_captured(
+    trigger: TriggerHarness, tmp_path: Path
+) -> None:
     """One poll orders many commits, at positions beyond the current end of the WAL."""
     trigger.capture().live().close()
     for each in range(50):
@@ -54,7 +58,9 @@ def test_commits_before_a_table_was_seen_to_be_dropped_are_captured(trigger: Tri
     assert commits[-1].position <= selection.seen_at
 
 
-def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_checked(trigger: TriggerHarness, tmp_path: Path) -> None:
+def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_checked(
+    trigger: TriggerHarness, tmp_path: Path
+) -> None:
     events = deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
     promote(trigger)
     before = trigger.database.query(f"SELECT * FROM {trigger.settings.name}.horizon")
@@ -71,16 +77,23 @@ def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_c
         assert side.goal(connection) is not None
 
 
-def test_promoted_server_without_the_read_changes_is_detected_during_a_snapshot(trigger: TriggerHarness) -> None:
+def test_promoted_server_without_the_read_changes_is_detected_during_a_snapshot(
+    trigger: TriggerHarness,
+) -> None:
     deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
     promote(trigger, lost=1_000_000)
     with pytest.raises(UncheckedTimelineError):
         list(trigger.capture().snapshot([trigger.table]))
-    with closing(trigger.capture().live()) as stream, pytest.raises(SystemChangedError, match="contains only those up to"):
+    with (
+        closing(trigger.capture().live()) as stream,
+        pytest.raises(SystemChangedError, match="contains only those up to"),
+    ):
         take(stream, 1, trigger.deadline_seconds)
 
 
-def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_server(trigger: TriggerHarness, tmp_path: Path) -> None:
+def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_server(
+    trigger: TriggerHarness, tmp_path: Path
+) -> None:
     trigger.capture().live().close()
     side = source_adapter(config_of(trigger, tmp_path))
     with side.export(trigger.settings.address, log_wait) as exported:
@@ -89,11 +102,16 @@ def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_serve
         table = ChangeTable(connection, trigger.settings.name)
         table.accept()
         assert table.sequence() > exported.fence
-    with pytest.raises(SystemChangedError, match="tables were copied as of"), side.export(trigger.settings.address, log_wait):
+    with (
+        pytest.raises(SystemChangedError, match="tables were copied as of"),
+        side.export(trigger.settings.address, log_wait),
+    ):
         pass
 
 
-def test_table_ahead_of_a_promoted_server_is_detected_before_the_start(trigger: TriggerHarness, tmp_path: Path) -> None:
+def test_table_ahead_of_a_promoted_server_is_detected_before_the_start(
+    trigger: TriggerHarness, tmp_path: Path
+) -> None:
     """Also one that no epoch has brought that far: it was copied as of then."""
     trigger.capture().live().close()
     side = source_adapter(config_of(trigger, tmp_path))

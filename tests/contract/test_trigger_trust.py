@@ -31,7 +31,9 @@ PLANTED = (
 @pytest.fixture
 def stranger(trigger: TriggerHarness) -> Iterator[str]:
     name = f"{trigger.database.name}_planter"
-    trigger.database.execute(f"CREATE ROLE {name} LOGIN; GRANT CREATE ON DATABASE {trigger.database.name} TO {name}")
+    trigger.database.execute(
+        f"CREATE ROLE {name} LOGIN; GRANT CREATE ON DATABASE {trigger.database.name} TO {name}"
+    )
     yield name
     trigger.database.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
 
@@ -60,42 +62,67 @@ def check_refused(trigger: TriggerHarness, words: str) -> None:
 def test_existing_foreign_tables_are_not_taken_over(trigger: TriggerHarness, stranger: str) -> None:
     name = trigger.settings.name
     table = f"CREATE TABLE {name}.changes (seq bigint, xid xid8, root oid, shape bigint)"
-    as_role(trigger, stranger, f"CREATE SCHEMA {name}", table, *(each.format(s=name, t="changes") for each in PLANTED))
+    as_role(
+        trigger,
+        stranger,
+        f"CREATE SCHEMA {name}",
+        table,
+        *(each.format(s=name, t="changes") for each in PLANTED),
+    )
     check_refused(trigger, "objects that others created")
-    assert trigger.database.query(f"SELECT proname FROM pg_proc WHERE pronamespace = '{name}'::regnamespace") == [("planted",)]
+    assert trigger.database.query(
+        f"SELECT proname FROM pg_proc WHERE pronamespace = '{name}'::regnamespace"
+    ) == [("planted",)]
 
 
-def test_change_table_owned_by_another_role_is_not_used_by_a_superuser(trigger: TriggerHarness, stranger: str) -> None:
+def test_change_table_owned_by_another_role_is_not_used_by_a_superuser(
+    trigger: TriggerHarness, stranger: str
+) -> None:
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         Installation(trigger.settings.name, stranger, needs_table=True, tables=()).run(session)
     check_refused(trigger, "objects that others created: schema")
 
 
-def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(trigger: TriggerHarness, stranger: str) -> None:
+def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(
+    trigger: TriggerHarness, stranger: str
+) -> None:
     """Also by a role that is no superuser: the owner could run a trigger with the rights of the reader."""
     reader = f"{trigger.database.name}_reader"
     trigger.database.execute(f"CREATE ROLE {reader} LOGIN")
-    trigger.database.execute(f"ALTER TABLE {trigger.table} OWNER TO {stranger}; ALTER TABLE {trigger.other} OWNER TO {stranger}")
+    trigger.database.execute(
+        f"ALTER TABLE {trigger.table} OWNER TO {stranger}; ALTER TABLE {trigger.other} OWNER TO {stranger}"
+    )
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
-        Installation(trigger.settings.name, reader, needs_table=True, tables=(trigger.table, trigger.other)).run(session)
+        Installation(
+            trigger.settings.name, reader, needs_table=True, tables=(trigger.table, trigger.other)
+        ).run(session)
     trigger.database.execute(f"GRANT SELECT ON {trigger.table}, {trigger.other} TO {reader}")
-    trigger.settings = replace(trigger.settings, address=trigger.settings.address.with_parameters({"user": reader}))
+    trigger.settings = replace(
+        trigger.settings, address=trigger.settings.address.with_parameters({"user": reader})
+    )
     check_refused(trigger, "objects that others created: schema")
     trigger.settings = replace(trigger.settings, address=trigger.settings.address.trusting([stranger]))
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "x"))
-        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "by a role that is trusted")
+        check_same_set(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 1, "x")],
+            "by a role that is trusted",
+        )
     trigger.database.execute(f"DROP OWNED BY {reader} CASCADE; DROP ROLE {reader}")
 
 
-def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(trigger: TriggerHarness, stranger: str) -> None:
+def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(
+    trigger: TriggerHarness, stranger: str
+) -> None:
     """Its change table is complete, and would be used if it were of a role that is trusted."""
     name = trigger.settings.name
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         Installation(name, stranger, needs_table=True, tables=()).run(session)
     escalate = (
         f"CREATE FUNCTION {name}.escalate(bigint) RETURNS boolean LANGUAGE plpgsql AS "
-        f"$$ BEGIN EXECUTE 'ALTER ROLE {stranger} SUPERUSER'; RETURN true; EXCEPTION WHEN OTHERS THEN RETURN true; END $$"
+        f"$$ BEGIN EXECUTE 'ALTER ROLE {stranger} SUPERUSER'; RETURN true; "
+        "EXCEPTION WHEN OTHERS THEN RETURN true; END $$"
     )
     planted = f"ALTER TABLE {name}.horizon ADD CHECK ({name}.escalate(position))"
     as_role(trigger, stranger, escalate, planted)
@@ -106,14 +133,23 @@ def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(
     assert trigger.database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", stranger) == [(False,)]
 
 
-def test_role_that_may_only_connect_does_not_hold_up_capture_by_triggers_or_polling(trigger: TriggerHarness, stranger: str) -> None:
+def test_role_that_may_only_connect_does_not_hold_up_capture_by_triggers_or_polling(
+    trigger: TriggerHarness, stranger: str
+) -> None:
     """By the advisory locks that captures took before there were leases."""
     name = trigger.settings.name
-    taken = "SELECT pg_advisory_lock(hashtextextended('penstock ' || what || %s, 0)) FROM unnest(%s::text[]) AS l (what)"
-    polling = PollingSettings(trigger.settings.address, "shop", trigger.settings.spool / "polled", (trigger.table,))
+    taken = (
+        "SELECT pg_advisory_lock(hashtextextended('penstock ' || what || %s, 0)) "
+        "FROM unnest(%s::text[]) AS l (what)"
+    )
+    polling = PollingSettings(
+        trigger.settings.address, "shop", trigger.settings.spool / "polled", (trigger.table,)
+    )
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         session.execute(taken, [name, ["reads ", "sequences ", "sets up "]])
-        session.execute("SELECT pg_advisory_lock(8099000947049456491), pg_advisory_lock(8099000, hashtext('shop'))")
+        session.execute(
+            "SELECT pg_advisory_lock(8099000947049456491), pg_advisory_lock(8099000, hashtext('shop'))"
+        )
 
         def capture_both() -> None:
             with closing(trigger.capture().live()) as stream:
@@ -133,7 +169,9 @@ def test_change_table_of_an_earlier_version_gets_its_leases(trigger: TriggerHarn
     trigger.database.execute(f"DROP TABLE {trigger.settings.name}.leases")
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "x"))
-        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "with leases")
+        check_same_set(
+            take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "with leases"
+        )
 
 
 def test_schema_of_another_role_is_not_used(trigger: TriggerHarness, stranger: str) -> None:
@@ -155,7 +193,9 @@ def test_schema_of_another_role_is_not_used(trigger: TriggerHarness, stranger: s
         ("ALTER FUNCTION {s}.note() OWNER TO {r}",),
     ],
 )
-def test_object_added_to_a_change_table_later_is_refused(trigger: TriggerHarness, stranger: str, planted: tuple[str, ...]) -> None:
+def test_object_added_to_a_change_table_later_is_refused(
+    trigger: TriggerHarness, stranger: str, planted: tuple[str, ...]
+) -> None:
     trigger.capture().live().close()
     for each in planted:
         trigger.database.execute(each.format(s=trigger.settings.name, t="commits", r=stranger))
@@ -166,7 +206,11 @@ def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) ->
     trigger.database.execute(f"CREATE SCHEMA {trigger.settings.name}")
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "x"))
-        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "by triggers of ours in it")
+        check_same_set(
+            take(stream, 1, trigger.deadline_seconds),
+            [upsert(trigger.table, 1, "x")],
+            "by triggers of ours in it",
+        )
 
 
 def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness) -> None:
@@ -174,7 +218,9 @@ def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with trigger.database.connect() as first:
         first.execute(f"CREATE SCHEMA {trigger.settings.name}".encode())
-        setting_up = [Background(lambda: trigger.capture().ensure_coverage(both, manage=True)) for _ in range(2)]
+        setting_up = [
+            Background(lambda: trigger.capture().ensure_coverage(both, manage=True)) for _ in range(2)
+        ]
         look = lambda: trigger.database.query(waiting)  # noqa: E731
         wait_for(lambda: look() == [(2,)], "two who wait", look, trigger.deadline_seconds)
         first.rollback()
@@ -183,11 +229,22 @@ def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness)
     assert trigger.capture().inspect_coverage(both).satisfied
 
 
-def test_polling_position_is_not_stored_in_an_object_of_another_role(trigger: TriggerHarness, stranger: str) -> None:
+def test_polling_position_is_not_stored_in_an_object_of_another_role(
+    trigger: TriggerHarness, stranger: str
+) -> None:
     """In a separate database: all captures share the schema."""
-    table = "CREATE TABLE penstock.polling (name text PRIMARY KEY, position pg_lsn, state text, confirmed_at timestamptz)"
+    table = (
+        "CREATE TABLE penstock.polling (name text "
+        "PRIMARY KEY, position pg_lsn, state text, confirmed_at timestamptz)"
+    )
     trigger.database.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
-    as_role(trigger, stranger, "CREATE SCHEMA penstock", table, *(each.format(s="penstock", t="polling") for each in PLANTED))
+    as_role(
+        trigger,
+        stranger,
+        "CREATE SCHEMA penstock",
+        table,
+        *(each.format(s="penstock", t="polling") for each in PLANTED),
+    )
     with connect(trigger.settings.address) as connection:
         resume = ResumeTable(connection, "x")
         for attempt in (resume.load_mark, lambda: resume.begin_mark(Position.of(1), "")):
@@ -232,7 +289,9 @@ def test_polling_positions_are_not_kept_in_tables_that_were_altered_unless_their
                     with pytest.raises(PrivilegeError, match=f"objects that others created: .*table {table}"):
                         attempt()
                 trigger.database.execute(removed)
-        trigger.database.execute(f"ALTER SCHEMA penstock OWNER TO {stranger}; ALTER TABLE penstock.polling OWNER TO {stranger}")
+        trigger.database.execute(
+            f"ALTER SCHEMA penstock OWNER TO {stranger}; ALTER TABLE penstock.polling OWNER TO {stranger}"
+        )
         with pytest.raises(PrivilegeError, match="schema penstock of role"):
             resume.load_mark()
         assert ResumeTable(trusting, "x").load_mark() == (one, "")

@@ -55,14 +55,18 @@ TYPED = {
 
 
 class Values:
-    """A table of the test's own shape, in a schema whose name must be quoted, beside a stream that follows it."""
+    """A table of the test's own shape, in a schema whose name must be quoted, beside a stream that follows
+    it.
+    """
 
     def __init__(self, trigger: TriggerHarness, columns: str, capture: TriggerCapture | None = None) -> None:
         self._trigger = trigger
         self.table = TableName('Odd "schema"', trigger.table.name)
         self.sql = f'"Odd ""schema"""."{trigger.table.name}"'
         trigger.database.execute('CREATE SCHEMA IF NOT EXISTS "Odd ""schema"""')
-        trigger.database.execute(f"CREATE TABLE {self.sql} {columns if columns.startswith('(') else f'({columns})'}")
+        trigger.database.execute(
+            f"CREATE TABLE {self.sql} {columns if columns.startswith('(') else f'({columns})'}"
+        )
         self.capture = (capture or trigger.capture()).with_trigger_management({self.table}, manage=True)
 
     def changes(self, *statements: str, count: int) -> list[Change]:
@@ -79,10 +83,14 @@ class Values:
             self._trigger.database.execute(statement.replace("{t}", self.sql))
 
     def snapshot(self) -> list[Upsert]:
-        return [change.event for change in self.capture.snapshot([self.table]) if isinstance(change.event, Upsert)]
+        return [
+            change.event for change in self.capture.snapshot([self.table]) if isinstance(change.event, Upsert)
+        ]
 
 
-def test_a_value_is_the_same_by_trigger_and_by_snapshot_under_any_session_settings(trigger: TriggerHarness) -> None:
+def test_a_value_is_the_same_by_trigger_and_by_snapshot_under_any_session_settings(
+    trigger: TriggerHarness,
+) -> None:
     trigger.database.execute("DROP TYPE IF EXISTS pair, mood CASCADE")
     trigger.database.execute("CREATE TYPE pair AS (a int, b text)")
     trigger.database.execute("CREATE TYPE mood AS ENUM ('not so bad')")
@@ -92,10 +100,16 @@ def test_a_value_is_the_same_by_trigger_and_by_snapshot_under_any_session_settin
         for setting in UNHELPFUL:
             session.execute(setting.encode())
         literals = ", ".join(literal for _, literal in TYPED.values())
-        session.execute(f"INSERT INTO {values.sql} VALUES (1, {literals}), (2, {', '.join('NULL' for _ in TYPED)})".encode())
+        session.execute(
+            (
+                f"INSERT INTO {values.sql} VALUES (1, {literals}), (2, {', '.join('NULL' for _ in TYPED)})"
+            ).encode()
+        )
         session.execute(f"UPDATE {values.sql} SET id = id".encode())
         events = [change.event for change in take(stream, 4, trigger.deadline_seconds)]
-        settings = session.execute("SELECT current_setting('DateStyle'), current_setting('TimeZone')").fetchone()
+        settings = session.execute(
+            "SELECT current_setting('DateStyle'), current_setting('TimeZone')"
+        ).fetchone()
     expected = sorted(values.snapshot(), key=lambda event: str(event.key))
     assert events == [*expected, *expected]
     assert expected[0].row["span"] is not None
@@ -105,7 +119,12 @@ def test_a_value_is_the_same_by_trigger_and_by_snapshot_under_any_session_settin
 def test_no_value_of_an_update_is_ever_missing(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, note text, long text")
     trigger.database.execute(f"ALTER TABLE {values.sql} ALTER long SET STORAGE EXTERNAL")
-    events = values.events(f"INSERT INTO {{t}} VALUES (1, 'a', '{LONG}')", "UPDATE {t} SET note = 'b'", "UPDATE {t} SET id = 2", count=4)
+    events = values.events(
+        f"INSERT INTO {{t}} VALUES (1, 'a', '{LONG}')",
+        "UPDATE {t} SET note = 'b'",
+        "UPDATE {t} SET id = 2",
+        count=4,
+    )
     table = values.table
     assert events == [
         Upsert(table, {"id": 1}, {"id": 1, "note": "a", "long": LONG}),
@@ -117,14 +136,24 @@ def test_no_value_of_an_update_is_ever_missing(trigger: TriggerHarness) -> None:
 
 def test_key_change_is_a_delete_and_an_upsert(trigger: TriggerHarness) -> None:
     values = Values(trigger, "region text, number int, note text, PRIMARY KEY (region, number)")
-    events = values.events("INSERT INTO {t} VALUES ('', -1, 'x')", "UPDATE {t} SET region = 'n.o'", "DELETE FROM {t}", count=4)
-    moved = Upsert(values.table, {"region": "n.o", "number": -1}, {"region": "n.o", "number": -1, "note": "x"})
-    assert events[1:] == [Delete(values.table, {"region": "", "number": -1}), moved, Delete(values.table, {"region": "n.o", "number": -1})]
+    events = values.events(
+        "INSERT INTO {t} VALUES ('', -1, 'x')", "UPDATE {t} SET region = 'n.o'", "DELETE FROM {t}", count=4
+    )
+    moved = Upsert(
+        values.table, {"region": "n.o", "number": -1}, {"region": "n.o", "number": -1, "note": "x"}
+    )
+    assert events[1:] == [
+        Delete(values.table, {"region": "", "number": -1}),
+        moved,
+        Delete(values.table, {"region": "n.o", "number": -1}),
+    ]
 
 
 def test_row_without_key_is_deleted_by_all_its_values(trigger: TriggerHarness) -> None:
     values = Values(trigger, "a int, b text")
-    events = values.events("INSERT INTO {t} VALUES (1, NULL)", "UPDATE {t} SET b = 'x'", "DELETE FROM {t}", count=4)
+    events = values.events(
+        "INSERT INTO {t} VALUES (1, NULL)", "UPDATE {t} SET b = 'x'", "DELETE FROM {t}", count=4
+    )
     table = values.table
     assert events == [
         Upsert(table, {}, {"a": 1, "b": None}),
@@ -144,7 +173,8 @@ def test_changes_have_the_columns_of_their_time(trigger: TriggerHarness) -> None
         "UPDATE {t} SET b = 3 WHERE id = 1",
         "ALTER TABLE {t} RENAME COLUMN b TO d",
         "ALTER TABLE {t} ALTER COLUMN d TYPE text",
-        "BEGIN; DELETE FROM {t} WHERE id = 1; ALTER TABLE {t} DROP COLUMN c; INSERT INTO {t} VALUES (3, 'x'); COMMIT",
+        "BEGIN; DELETE FROM {t} WHERE id = 1; ALTER TABLE {t} DROP COLUMN c; "
+        "INSERT INTO {t} VALUES (3, 'x'); COMMIT",
         count=5,
     )
     table = values.table
@@ -158,7 +188,9 @@ def test_changes_have_the_columns_of_their_time(trigger: TriggerHarness) -> None
 
 
 @pytest.mark.parametrize("altered_again", [False, True])
-def test_who_began_before_a_table_was_altered_writes_rows_as_it_is_now(trigger: TriggerHarness, altered_again: bool) -> None:
+def test_who_began_before_a_table_was_altered_writes_rows_as_it_is_now(
+    trigger: TriggerHarness, altered_again: bool
+) -> None:
     """Such a transaction sees an outdated catalog."""
     values = Values(trigger, "id int PRIMARY KEY, a text")
     with closing(values.capture.live()) as stream:
@@ -212,7 +244,10 @@ def test_changes_have_the_key_and_the_table_name_of_their_time(trigger: TriggerH
 def test_generated_columns_are_left_out_as_in_a_snapshot(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, note text")
     events = values.events("INSERT INTO {t} (id, note) VALUES (1, 'x')", "DELETE FROM {t}", count=2)
-    assert events == [Upsert(values.table, {"id": 1}, {"id": 1, "note": "x"}), Delete(values.table, {"id": 1})]
+    assert events == [
+        Upsert(values.table, {"id": 1}, {"id": 1, "note": "x"}),
+        Delete(values.table, {"id": 1}),
+    ]
 
 
 def test_partitions_speak_under_the_name_of_their_root(trigger: TriggerHarness) -> None:
@@ -223,7 +258,10 @@ def test_partitions_speak_under_the_name_of_their_root(trigger: TriggerHarness) 
         f"CREATE TABLE {second} (note text, x int, id int NOT NULL, part int NOT NULL)",
     )
     # Its columns are in another order, and one is dropped.
-    values.run(f"ALTER TABLE {second} DROP COLUMN x", f"ALTER TABLE {{t}} ATTACH PARTITION {second} FOR VALUES IN (2)")
+    values.run(
+        f"ALTER TABLE {second} DROP COLUMN x",
+        f"ALTER TABLE {{t}} ATTACH PARTITION {second} FOR VALUES IN (2)",
+    )
     events = values.events(
         "INSERT INTO {t} VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 1, 'c')",
         f"INSERT INTO {second} (id, part, note) VALUES (4, 2, 'd')",
@@ -269,8 +307,12 @@ def test_temporary_table_with_triggers_is_not_captured(trigger: TriggerHarness) 
     with closing(trigger.capture().live()) as stream:
         with trigger.database.connect() as session:
             note = f"EXECUTE FUNCTION {trigger.settings.name}.note()"
-            session.execute(f"CREATE TEMP TABLE {trigger.table.name} (id int PRIMARY KEY, note text)".encode())
-            session.execute(f"CREATE TRIGGER x AFTER INSERT ON pg_temp.{trigger.table.name} FOR EACH ROW {note}".encode())
+            session.execute(
+                f"CREATE TEMP TABLE {trigger.table.name} (id int PRIMARY KEY, note text)".encode()
+            )
+            session.execute(
+                f"CREATE TRIGGER x AFTER INSERT ON pg_temp.{trigger.table.name} FOR EACH ROW {note}".encode()
+            )
             session.execute(f"INSERT INTO pg_temp.{trigger.table.name} VALUES (1, 'mine')".encode())
             session.execute(f"INSERT INTO {trigger.table} VALUES (2, 'ours')".encode())
         (change,) = take(stream, 1, trigger.deadline_seconds)

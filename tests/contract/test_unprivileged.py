@@ -1,4 +1,6 @@
-"""A capture role without privileges: the error prints statements that an administrator can paste to fix it."""
+"""A capture role without privileges: the error prints statements that an administrator can paste to fix
+it.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,20 @@ def test_error_for_a_role_that_may_not_create_triggers_names_the_statements_for_
 
 
 def check_told(
-    harness: TablesHarness, capture: ChangeCapture, refusal: type[PenstockError], owner: SourceAddress, caplog: pytest.LogCaptureFixture
+    harness: TablesHarness,
+    capture: ChangeCapture,
+    refusal: type[PenstockError],
+    owner: SourceAddress,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing exists: the start fails and logs statements, which the owner runs. Then it starts without
     errors.
     """
     with pytest.raises(refusal):
         capture.live()
-    (said,) = [record.getMessage() for record in caplog.records if "every required table" in record.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "every required table" in record.getMessage()
+    ]
     assert "who owns" in said, "the obstacle is named too"
     assert "CREATE PUBLICATION" not in said.partition("\n-- blocked by: ")[2], "a statement is printed once"
     assert "CREATE TRIGGER" not in said.partition("\n-- blocked by: ")[2]
@@ -90,15 +98,26 @@ def check_told(
     caplog.clear()
     with closing(capture.live()) as stream:
         harness.commit(upsert(harness.other, 1, "x"))
-        check_same(take(stream, 1, harness.deadline_seconds), [upsert(harness.other, 1, "x")], "the missing table is streamed")
+        check_same(
+            take(stream, 1, harness.deadline_seconds),
+            [upsert(harness.other, 1, "x")],
+            "the missing table is streamed",
+        )
     assert "every required table" not in caplog.text
 
 
-def test_publication_that_leaves_something_out_causes_a_warning_with_the_fix(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_publication_that_leaves_something_out_causes_a_warning_with_the_fix(
+    wal: WalHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     """There is no gap to be closed: all tables are published."""
-    wal.database.execute(f"CREATE PUBLICATION {wal.settings.publication} FOR TABLE {wal.table} WITH (publish = 'insert, update')")
+    wal.database.execute(
+        f"CREATE PUBLICATION {wal.settings.publication} FOR TABLE {wal.table} WITH (publish = 'insert, "
+        "update')"
+    )
     WalCapture(wal.settings).with_publication_management({wal.table}, manage=False).live().close()
-    (said,) = [record.getMessage() for record in caplog.records if "every required table" in record.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "every required table" in record.getMessage()
+    ]
     reason, _, remedy = said.partition("; blocked by: ")[2].partition(" (ALTER")
     assert reason.endswith("leaves out delete and truncate")
     wal.database.execute(f"ALTER{remedy.removesuffix(')')}")

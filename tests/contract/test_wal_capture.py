@@ -31,7 +31,11 @@ class WalProvisioningHarness(ProvisioningHarness):
         self._database = wal.database
         self._reader = reader
         name = wal.table.name
-        self.tables = (TableName("public", f"{name}_a"), TableName("public", f"{name}_b"), TableName("public", f"{name}_c"))
+        self.tables = (
+            TableName("public", f"{name}_a"),
+            TableName("public", f"{name}_b"),
+            TableName("public", f"{name}_c"),
+        )
         for table in self.tables:
             self._database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
 
@@ -55,7 +59,8 @@ class WalProvisioningHarness(ProvisioningHarness):
     @override
     def streamed(self) -> set[TableName]:
         rows = self._database.query(
-            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", self._wal.settings.publication
+            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s",
+            self._wal.settings.publication,
         )
         return {TableName(schema, name) for schema, name in rows}
 

@@ -25,7 +25,10 @@ from tests.support.contract.wal_harness import WalHarness, wal_harness
 from tests.support.fix_postgres import Database
 
 DROPPED = ("DROP PUBLICATION {publication}", "CREATE PUBLICATION {publication} FOR TABLE {table}, {other}")
-LEFT = ("ALTER PUBLICATION {publication} DROP TABLE {table}", "ALTER PUBLICATION {publication} ADD TABLE {table}")
+LEFT = (
+    "ALTER PUBLICATION {publication} DROP TABLE {table}",
+    "ALTER PUBLICATION {publication} ADD TABLE {table}",
+)
 
 
 @pytest.fixture
@@ -35,7 +38,9 @@ def wal(database: Database, tmp_path: Path) -> Iterator[WalHarness]:
 
 
 def alter(wal: WalHarness, statement: str) -> None:
-    wal.database.execute(statement.format(publication=wal.settings.publication, table=wal.table, other=wal.other))
+    wal.database.execute(
+        statement.format(publication=wal.settings.publication, table=wal.table, other=wal.other)
+    )
 
 
 def begin(wal: WalHarness, capture: WalCapture) -> Position:
@@ -57,14 +62,18 @@ def follow_hint(wal: WalHarness, error: PenstockError) -> None:
 
 def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
     with pytest.raises(PenstockError) as raised:
-        Background(lambda: [change.ack.confirm() for change in stream]).result(wal.deadline_seconds, "an error")
+        Background(lambda: [change.ack.confirm() for change in stream]).result(
+            wal.deadline_seconds, "an error"
+        )
     return raised.value
 
 
 @pytest.mark.versions(17, 18)
 @pytest.mark.parametrize(("leave", "join"), [DROPPED, LEFT], ids=["publication", "table"])
 @pytest.mark.parametrize("manage", [True, False], ids=["managed", "given"])
-def test_P08_a_publication_dropped_and_recreated_while_no_capture_runs(wal: WalHarness, leave: str, join: str, manage: bool) -> None:
+def test_P08_a_publication_dropped_and_recreated_while_no_capture_runs(
+    wal: WalHarness, leave: str, join: str, manage: bool
+) -> None:
     alter(wal, DROPPED[1])
     capture = wal.capture() if manage else WalCapture(wal.settings)
     confirmed = begin(wal, capture)
@@ -74,7 +83,9 @@ def test_P08_a_publication_dropped_and_recreated_while_no_capture_runs(wal: WalH
     wal.commit(upsert(wal.table, 3, "y"))
     with pytest.raises(TableGapError):
         capture.live()
-    with pytest.raises(TableGapError, match=rf"{wal.table} was taken out of the publication and put in again") as raised:
+    with pytest.raises(
+        TableGapError, match=rf"{wal.table} was taken out of the publication and put in again"
+    ) as raised:
         capture.live()
     assert wal.confirmed == confirmed
     follow_hint(wal, raised.value)
@@ -120,8 +131,14 @@ def test_P08_error_of_a_server_that_cannot_read_past_the_hole_names_the_fix(wal:
 
 
 @pytest.mark.versions(17, 18)
-@pytest.mark.parametrize(("leave", "join"), [DROPPED, LEFT, (DROPPED[0], None), (LEFT[0], None)], ids=["both", "left", "gone", "out"])
-def test_P08_unpublishing_a_table_ends_a_running_stream(wal: WalHarness, leave: str, join: str | None) -> None:
+@pytest.mark.parametrize(
+    ("leave", "join"),
+    [DROPPED, LEFT, (DROPPED[0], None), (LEFT[0], None)],
+    ids=["both", "left", "gone", "out"],
+)
+def test_P08_unpublishing_a_table_ends_a_running_stream(
+    wal: WalHarness, leave: str, join: str | None
+) -> None:
     alter(wal, DROPPED[1])
     settings = replace(wal.settings, limits=CaptureLimits(quiet_seconds=0.1, watch_seconds=0.05))
     capture = WalCapture(settings).with_publication_management({wal.table}, manage=False)
@@ -152,11 +169,17 @@ def test_P08_a_table_that_leaves_a_capture_of_all_published_tables_is_reported_o
         WalCapture(wal.settings).live()
 
 
-def test_P08_a_table_that_was_always_published_is_no_gap_after_a_rename(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_P08_a_table_that_was_always_published_is_no_gap_after_a_rename(
+    wal: WalHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither is one that was made in the place of another, where all that is made is published."""
     alter(wal, "CREATE PUBLICATION {publication} FOR ALL TABLES")
     begin(wal, WalCapture(wal.settings))
-    alter(wal, "ALTER TABLE {table} RENAME TO renamed; CREATE TABLE {table} (LIKE renamed INCLUDING ALL); DROP TABLE {other}")
+    alter(
+        wal,
+        "ALTER TABLE {table} RENAME TO renamed; CREATE TABLE {table} (LIKE renamed INCLUDING ALL); "
+        "DROP TABLE {other}",
+    )
     wal.commit(upsert(wal.table, 2, "y"))
     with closing(WalCapture(wal.settings).live()) as stream:
         check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 2, "y")], "nothing is missing")

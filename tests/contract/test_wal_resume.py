@@ -18,7 +18,13 @@ import pytest
 
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import ChangeStream, Event, Truncate
-from penstock.errors import ConnectionLostError, PenstockError, PositionGapError, PublicationError, SlotMissingError
+from penstock.errors import (
+    ConnectionLostError,
+    PenstockError,
+    PositionGapError,
+    PublicationError,
+    SlotMissingError,
+)
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.secret import Secret
@@ -35,7 +41,7 @@ def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
     return raised.value
 
 
-# --- the slot is the resume point -----------------------------------------------------------------------------------------------
+# --- the slot is the resume point ---------------------------------------------------------------------------
 
 
 def test_slot_moves_with_the_confirmed_position_while_no_change_is_requested(wal: WalHarness) -> None:
@@ -46,11 +52,23 @@ def test_slot_moves_with_the_confirmed_position_while_no_change_is_requested(wal
         before = wal.confirmed
         for change in (*changes[:3], *changes[4:]):
             change.ack.confirm()
-        first, second = (change.commit.position for change in (changes[0], changes[2]) if change.commit is not None)
-        wait_for(lambda: wal.confirmed >= first, f"the slot at {first}", lambda: wal.confirmed, wal.deadline_seconds)
+        first, second = (
+            change.commit.position for change in (changes[0], changes[2]) if change.commit is not None
+        )
+        wait_for(
+            lambda: wal.confirmed >= first,
+            f"the slot at {first}",
+            lambda: wal.confirmed,
+            wal.deadline_seconds,
+        )
         assert before < first <= wal.confirmed < second, "half of the second transaction is unconfirmed"
         changes[3].ack.confirm()
-        wait_for(lambda: wal.confirmed > second, f"the slot past {second}", lambda: wal.confirmed, wal.deadline_seconds)
+        wait_for(
+            lambda: wal.confirmed > second,
+            f"the slot past {second}",
+            lambda: wal.confirmed,
+            wal.deadline_seconds,
+        )
 
 
 def test_capture_resumes_from_the_slot_when_the_spool_is_lost(wal: WalHarness) -> None:
@@ -85,7 +103,10 @@ with connect(settings.address) as connection:
 os._exit(9)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", program], check=False, env=environment, timeout=60).returncode == 9
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=False, env=environment, timeout=60).returncode
+        == 9
+    )
     check_next(wal, events[2:], "the third was not confirmed")
 
 
@@ -111,7 +132,10 @@ def test_stream_snapshot_and_lag_on_every_version(database: Database, tmp_path: 
 
 def behind(wal: WalHarness, server: str) -> int:
     """In bytes, as the server counts them."""
-    distance = f"SELECT pg_wal_lsn_diff({server}, confirmed_flush_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s"
+    distance = (
+        f"SELECT pg_wal_lsn_diff({server}, confirmed_flush_lsn)::bigint FROM pg_replication_slots "
+        "WHERE slot_name = %s"
+    )
     return int(wal.database.query(distance, wal.settings.slot)[0][0])
 
 
@@ -119,7 +143,10 @@ def test_stream_continues_after_a_lost_connection(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as stream:
         wal.commit(upsert(wal.table, 1, "x"))
         take(stream, 1, wal.deadline_seconds)
-        ended = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots WHERE slot_name = %s AND active"
+        ended = (
+            "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots "
+            "WHERE slot_name = %s AND active"
+        )
         assert wal.database.query(ended, wal.settings.slot) == [(1,)]
         wal.commit(upsert(wal.table, 2, "x"))
         check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 2, "x")], "each change once")
@@ -130,8 +157,12 @@ def test_dropped_slot_is_not_recreated(wal: WalHarness) -> None:
     wal.drop_slot()
     error = error_of(wal.capture().live(), wal)
     assert isinstance(error, SlotMissingError)
-    assert error.message == f"slot {wal.settings.slot} no longer exists: commits since it was last read are lost"
-    assert (error.hint or "").endswith("for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot")
+    assert (
+        error.message == f"slot {wal.settings.slot} no longer exists: commits since it was last read are lost"
+    )
+    assert (error.hint or "").endswith(
+        "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
+    )
     assert not wal.has_slot
 
 
@@ -139,15 +170,20 @@ def test_slot_that_others_moved_is_a_gap(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     shutil.rmtree(wal.settings.spool / "segments")
     before = released_by_all(wal.settings.spool) or Position.ZERO
-    wal.database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", wal.settings.slot)
+    wal.database.execute(
+        "SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", wal.settings.slot
+    )
     confirmed = wal.confirmed
     error = error_of(wal.capture().live(), wal)
     assert isinstance(error, PositionGapError)
     assert error.message == (
-        f"slot {wal.settings.slot} begins at {confirmed}, but its readers have only the commits up to {before}: "
+        f"slot {wal.settings.slot} begins at {confirmed}, but its readers have only the commits up to "
+        f"{before}: "
         f"the {confirmed - before} bytes of WAL in between can no longer be read"
     )
-    assert (error.hint or "").endswith("for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot")
+    assert (error.hint or "").endswith(
+        "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
+    )
     assert wal.confirmed == confirmed
 
 
@@ -156,30 +192,46 @@ def test_failed_stream_has_released_its_resources_and_stays_ended(wal: WalHarnes
     wal.drop_slot()
     stream = wal.capture().live()
     error_of(stream, wal)
-    wait_for(lambda: wal.open_resources() == ([], []), "nothing open", wal.open_resources, wal.deadline_seconds)
+    wait_for(
+        lambda: wal.open_resources() == ([], []), "nothing open", wal.open_resources, wal.deadline_seconds
+    )
     assert next(stream, None) is None
 
 
-# --- streams --------------------------------------------------------------------------------------------------------------------
+# --- streams ------------------------------------------------------------------------------------------------
 
 
 def test_close_from_another_thread_ends_a_next_that_waits(wal: WalHarness) -> None:
     stream = wal.capture().live()
     waiting = Background(lambda: next(stream, None))
-    wait_for(lambda: "penstock-receive" in str(wal.open_resources()), "a running stream", wal.open_resources, wal.deadline_seconds)
+    wait_for(
+        lambda: "penstock-receive" in str(wal.open_resources()),
+        "a running stream",
+        wal.open_resources,
+        wal.deadline_seconds,
+    )
     threading.Thread(target=stream.close).start()
     assert waiting.result(wal.deadline_seconds, "the end") is None
 
 
 def test_every_close_returns_only_when_the_stream_has_released_its_resources(wal: WalHarness) -> None:
     stream = wal.capture().live()
-    wait_for(lambda: "penstock-receive" in str(wal.open_resources()), "a running stream", wal.open_resources, wal.deadline_seconds)
+    wait_for(
+        lambda: "penstock-receive" in str(wal.open_resources()),
+        "a running stream",
+        wal.open_resources,
+        wal.deadline_seconds,
+    )
     together = threading.Barrier(4)
 
     def close() -> set[str]:
         together.wait(wal.deadline_seconds)
         stream.close()
-        return {thread.name for thread in threading.enumerate()} & {"penstock-capture", "penstock-receive", "penstock-release"}
+        return {thread.name for thread in threading.enumerate()} & {
+            "penstock-capture",
+            "penstock-receive",
+            "penstock-release",
+        }
 
     closing_threads = [Background(close) for _ in range(4)]
     assert [each.result(wal.deadline_seconds, "the end of close") for each in closing_threads] == [set()] * 4
@@ -197,13 +249,17 @@ def test_second_stream_waits_until_the_first_is_closed_and_resumes_where_it_ende
             first.close()
             wal.commit(upsert(wal.table, 3, "x"))
             check_same(
-                [waiting.result(wal.deadline_seconds, "a change")], [upsert(wal.table, 3, "x")], "the first stream has confirmed the others"
+                [waiting.result(wal.deadline_seconds, "a change")],
+                [upsert(wal.table, 3, "x")],
+                "the first stream has confirmed the others",
             )
 
 
 def test_unconfirmed_backlog_takes_little_memory(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as stream:
-        wal.database.execute(f"INSERT INTO {wal.table} SELECT i, repeat('x', 1000) FROM generate_series(1, 15000) i")
+        wal.database.execute(
+            f"INSERT INTO {wal.table} SELECT i, repeat('x', 1000) FROM generate_series(1, 15000) i"
+        )
         take(stream, 1, wal.deadline_seconds)
         tracemalloc.start()
         try:
@@ -222,18 +278,23 @@ def test_capture_is_a_value(wal: WalHarness) -> None:
     assert managed == replace(plain, required=frozenset({wal.table}), manage=True)
     with pytest.raises(FrozenInstanceError):
         plain.manage = True  # type: ignore[misc]
-    secret = replace(managed, settings=replace(wal.settings, address=SourceAddress(wal.settings.address.dsn, Secret("hush"))))
+    secret = replace(
+        managed,
+        settings=replace(wal.settings, address=SourceAddress(wal.settings.address.dsn, Secret("hush"))),
+    )
     assert pickle.loads(pickle.dumps(secret)) == copy.copy(secret) == secret
     assert "hush" not in repr(secret)
 
 
 def test_server_that_cannot_be_reached_is_raised_by_live_itself(wal: WalHarness) -> None:
-    settings = replace(wal.settings, address=wal.settings.address.with_parameters({"host": "127.0.0.1", "port": "1"}))
+    settings = replace(
+        wal.settings, address=wal.settings.address.with_parameters({"host": "127.0.0.1", "port": "1"})
+    )
     with pytest.raises(ConnectionLostError):
         WalCapture(settings).live()
 
 
-# --- the publication --------------------------------------------------------------------------------------------------------------
+# --- the publication ----------------------------------------------------------------------------------------
 
 
 def test_no_slot_is_made_while_there_is_no_publication(wal: WalHarness) -> None:
@@ -249,21 +310,33 @@ def test_publication_is_made_before_the_slot_and_extended_later(wal: WalHarness)
     published = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
     WalCapture(replace(wal.settings, tables=(wal.table,))).live().close()
     assert wal.database.query(published, wal.settings.publication) == [(wal.table.name,)]
-    published_at = wal.database.query("SELECT xmin::text::bigint FROM pg_publication WHERE pubname = %s", wal.settings.publication)
-    slot_at = wal.database.query("SELECT catalog_xmin::text::bigint FROM pg_replication_slots WHERE slot_name = %s", wal.settings.slot)
+    published_at = wal.database.query(
+        "SELECT xmin::text::bigint FROM pg_publication WHERE pubname = %s", wal.settings.publication
+    )
+    slot_at = wal.database.query(
+        "SELECT catalog_xmin::text::bigint FROM pg_replication_slots WHERE slot_name = %s", wal.settings.slot
+    )
     assert published_at < slot_at
     with closing(wal.capture().live()) as stream:
         assert len(wal.database.query(published, wal.settings.publication)) == 2
         wal.commit(upsert(wal.other, 1, "x"))
-        check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.other, 1, "x")], "a table that came later")
+        check_same(
+            take(stream, 1, wal.deadline_seconds), [upsert(wal.other, 1, "x")], "a table that came later"
+        )
 
 
-def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(
+    wal: WalHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     wal.database.execute(f"CREATE PUBLICATION {wal.settings.publication} FOR TABLE {wal.table}")
     capture = WalCapture(wal.settings).with_publication_management({wal.table, wal.other}, manage=False)
     with closing(capture.live()) as stream:
         wal.commit(upsert(wal.other, 1, "x"), upsert(wal.table, 1, "x"))
-        check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 1, "x")], "published tables are streamed")
+        check_same(
+            take(stream, 1, wal.deadline_seconds),
+            [upsert(wal.table, 1, "x")],
+            "published tables are streamed",
+        )
     (record,) = [record for record in caplog.records if "run:" in record.getMessage()]
     statement = record.getMessage().partition("run: ")[2]
     wal.database.execute(statement)

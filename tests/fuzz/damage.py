@@ -29,7 +29,7 @@ def damage(random: Random, messages: Messages, donors: Sequence[bytes]) -> None:
         _AMONG[int(random.random() * len(_AMONG))](random, messages, donors)
 
 
-# --- within a message ---------------------------------------------------------------------------------------------------------
+# --- within a message ---------------------------------------------------------------------------------------
 
 
 def _place(random: Random, message: bytes) -> int:
@@ -41,7 +41,11 @@ def _place(random: Random, message: bytes) -> int:
 
 def _flip(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
     at = _place(random, message)
-    return message[:at] + bytes([byte ^ 1 << int(random.random() * 8) for byte in message[at : at + 1]]) + message[at + 1 :]
+    return (
+        message[:at]
+        + bytes([byte ^ 1 << int(random.random() * 8) for byte in message[at : at + 1]])
+        + message[at + 1 :]
+    )
 
 
 def _replace(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
@@ -58,7 +62,11 @@ def _number(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
     """Overwrite a field, or a possible field, with an extreme number."""
     size, layout = random.choice(_SIZES)
     at = _place(random, message)
-    return message[:at] + struct.pack(layout, random.choice(_NUMBERS) & (1 << 8 * size) - 1) + message[at + size :]
+    return (
+        message[:at]
+        + struct.pack(layout, random.choice(_NUMBERS) & (1 << 8 * size) - 1)
+        + message[at + size :]
+    )
 
 
 def _nudge(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
@@ -75,7 +83,18 @@ def _length(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
     at = message.find(b"t\0\0", _place(random, message))
     if at < 0:
         return _nudge(random, message, donors)
-    length = random.choice([0, 1, len(message) - at - 5, len(message) - at - 4, len(message) - at - 6, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+    length = random.choice(
+        [
+            0,
+            1,
+            len(message) - at - 5,
+            len(message) - at - 4,
+            len(message) - at - 6,
+            0x7FFFFFFF,
+            0x80000000,
+            0xFFFFFFFF,
+        ]
+    )
     return message[: at + 1] + struct.pack("!I", length & 0xFFFFFFFF) + message[at + 5 :]
 
 
@@ -111,7 +130,11 @@ def _cross(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
 
 
 def _change_kind(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
-    return message[:_HEADER_BYTES] + _KINDS[(at := int(random.random() * len(_KINDS))) : at + 1] + message[_HEADER_BYTES + 1 :]
+    return (
+        message[:_HEADER_BYTES]
+        + _KINDS[(at := int(random.random() * len(_KINDS))) : at + 1]
+        + message[_HEADER_BYTES + 1 :]
+    )
 
 
 _WITHIN: Sequence[Callable[[Random, bytes, Sequence[bytes]], bytes]] = (
@@ -120,7 +143,7 @@ _WITHIN: Sequence[Callable[[Random, bytes, Sequence[bytes]], bytes]] = (
 )
 
 
-# --- among messages -----------------------------------------------------------------------------------------------------------
+# --- among messages -----------------------------------------------------------------------------------------
 
 
 def _drop(random: Random, messages: Messages, donors: Sequence[bytes]) -> None:

@@ -30,7 +30,11 @@ def save(name: str, case: Case, finding: Finding, directory: Path = DIRECTORY) -
 
 def _to_json(case: Case) -> dict[str, Any]:
     if isinstance(case, ValueCase):
-        return {"reader": case.reader, "modifier": case.modifier, "texts": [None if text is None else text.hex() for text in case.texts]}
+        return {
+            "reader": case.reader,
+            "modifier": case.modifier,
+            "texts": [None if text is None else text.hex() for text in case.texts],
+        }
     return {
         "keys": {str(oid): list(names) for oid, names in case.keys.items()},
         "prefixes": sorted(case.prefixes),

@@ -20,7 +20,10 @@ _TEXT = re.compile(
 
 
 class Finding(Exception):
-    """The decoders disagree, or ours failed in a way that it must not. The text says how, and holds no part of the case."""
+    """The decoders disagree, or ours failed in a way that it must not.
+
+    The text says how, and holds no part of the case.
+    """
 
 
 def judge(case: FuzzCase) -> bool:
@@ -32,7 +35,9 @@ def judge(case: FuzzCase) -> bool:
         transactions = None
     # The oracle looks at a transaction once it is whole; ours does so with one in pieces before.
     max_open = WHOLE if oracle.has_open_transaction and transactions is not None else case.max_open_messages
-    decoder = PgOutputDecoder(case.keys, prefixes=case.prefixes, old_rows=case.old_rows, max_open_messages=max_open)
+    decoder = PgOutputDecoder(
+        case.keys, prefixes=case.prefixes, old_rows=case.old_rows, max_open_messages=max_open
+    )
     try:
         steps = [step for call in case.calls() for step in decoder.decode(call)]
     except (ProtocolError, SlotTwoPhaseError) as error:
@@ -50,7 +55,10 @@ def judge(case: FuzzCase) -> bool:
         raise Finding(f"gave a batch that breaks a promise: {type(error).__name__}") from error
     if _comparable(found.rows) != _comparable(expected(transactions)):
         raise Finding("gave other rows than the oracle")
-    if found.messages != [message for transaction in transactions for message in transaction.messages] or found.loose != oracle.messages:
+    if (
+        found.messages != [message for transaction in transactions for message in transaction.messages]
+        or found.loose != oracle.messages
+    ):
         raise Finding("gave other logical messages than the oracle")
     if found.transactions != len(transactions):
         raise Finding("gave another number of transactions than the oracle")
@@ -59,7 +67,10 @@ def judge(case: FuzzCase) -> bool:
 
 def _comparable(rows: list[Placed]) -> list[Placed]:
     """Numbers compare by their bits: NaN equals itself, and 0.0 differs from -0.0."""
-    return [(*place, replace(row, values={name: _bits(value) for name, value in row.values.items()})) for *place, row in rows]
+    return [
+        (*place, replace(row, values={name: _bits(value) for name, value in row.values.items()}))
+        for *place, row in rows
+    ]
 
 
 def _bits(value: object) -> object:

@@ -19,7 +19,8 @@ LOTS: Mapping[str, Callable[[int], Lot | ValueLot]] = {"streams": Lot, "values":
 
 _STRETCH_CASES = 500
 _STRETCH_SECONDS = 60
-"""Of the process's own time: on a busy machine, or while it is stopped, the clock on the wall says nothing."""
+"""Of the process's own time: on a busy machine, or while it is stopped, the clock on the wall says nothing.
+"""
 
 
 @dataclass

@@ -87,8 +87,22 @@ _LISTS = (
     b'{"{"}',
 )
 _OTHERS = (
-    *(b'"a"=>"1", "b"=>NULL', b'"a"=>"\\"=>"', b"[1,2.5]", b"[]", b"{1:0.5,3:2}/5", b"{}/3", b"$1,234.50", b"-$0.01"),
-    *(b"0101000000000000000000F03F0000000000000040", b"0101000020E6100000000000000000F03F0000000000000040", b"00200000010000", b"01010000"),
+    *(
+        b'"a"=>"1", "b"=>NULL',
+        b'"a"=>"\\"=>"',
+        b"[1,2.5]",
+        b"[]",
+        b"{1:0.5,3:2}/5",
+        b"{}/3",
+        b"$1,234.50",
+        b"-$0.01",
+    ),
+    *(
+        b"0101000000000000000000F03F0000000000000040",
+        b"0101000020E6100000000000000000F03F0000000000000040",
+        b"00200000010000",
+        b"01010000",
+    ),
 )
 _POOL = (*_NUMBERS, *_MOMENTS, *_TEXTS, *_LISTS, *_OTHERS)
 _MARKS = b'{}[]"\\,;:=>$-+.0129eEnNtf \x00\x7f\x80\xc3\xff'
@@ -124,7 +138,12 @@ def _text(random: Random) -> bytes | None:
         at = int(random.random() * (len(text) + 1))
         mark = _MARKS[(place := int(random.random() * len(_MARKS))) : place + 1]
         text = random.choice(
-            [text[:at] + mark + text[at:], text[:at] + mark + text[at + 1 :], text[:at] + text[at + 1 :], text + text[at:]]
+            [
+                text[:at] + mark + text[at:],
+                text[:at] + mark + text[at + 1 :],
+                text[:at] + text[at + 1 :],
+                text + text[at:],
+            ]
         )
     return text
 
@@ -140,7 +159,13 @@ def judge_values(case: ValueCase) -> bool:
 def _read(case: ValueCase, texts: tuple[bytes | None, ...]) -> list[tuple[str, str | None]]:
     """The values, and their texts in `_exact`."""
     try:
-        column = Column("c", text_type(case.reader).arrow_type(case.modifier, TypePolicy.DEFAULT), 0, case.modifier, case.reader)
+        column = Column(
+            "c",
+            text_type(case.reader).arrow_type(case.modifier, TypePolicy.DEFAULT),
+            0,
+            case.modifier,
+            case.reader,
+        )
         decoded = decode_rows([_array(texts)], TableSchema(1, TableName("s", "t"), (column,), ()))
     except Exception as error:
         raise Finding(f"{case.reader}: raised {type(error).__name__}") from error
@@ -157,7 +182,9 @@ def _read(case: ValueCase, texts: tuple[bytes | None, ...]) -> list[tuple[str, s
     return list(zip(map(str, _plain(values)), exact, strict=True))
 
 
-def _check(case: ValueCase, texts: tuple[bytes | None, ...], nulls: list[bool], exact: list[str | None]) -> None:
+def _check(
+    case: ValueCase, texts: tuple[bytes | None, ...], nulls: list[bool], exact: list[str | None]
+) -> None:
     """A value is null in the column and in `_exact`, or is in one of them; and `_exact` holds the exact
     input.
     """
@@ -167,17 +194,23 @@ def _check(case: ValueCase, texts: tuple[bytes | None, ...], nulls: list[bool], 
                 raise Finding(f"{case.reader}: made something of nothing")
         elif is_null != (shown is not None):
             raise Finding(f"{case.reader}: lost a value, or has it twice")
-        elif shown is not None and shown.removeprefix(REPLACED) != text.decode(errors="replace").removeprefix(REPLACED):
+        elif shown is not None and shown.removeprefix(REPLACED) != text.decode(errors="replace").removeprefix(
+            REPLACED
+        ):
             raise Finding(f"{case.reader}: gave another text as the exact one")
 
 
 def _array(texts: tuple[bytes | None, ...]) -> pa.StringArray:
-    """As the decoder lays them over its buffer, with any bytes; between others, as in the middle of a column."""
+    """As the decoder lays them over its buffer, with any bytes; between others, as in the middle of a
+    column.
+    """
     sizes = np.array([0 if text is None else len(text) for text in (b"before", *texts, b"after")])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     present = np.packbits([True, *(text is not None for text in texts), True], bitorder="little")
     data = b"before" + b"".join(text or b"" for text in texts) + b"after"
-    return pa.StringArray.from_buffers(len(texts) + 2, pa.py_buffer(offsets), pa.py_buffer(data), pa.py_buffer(present))[1:-1]
+    return pa.StringArray.from_buffers(
+        len(texts) + 2, pa.py_buffer(offsets), pa.py_buffer(data), pa.py_buffer(present)
+    )[1:-1]
 
 
 def _plain(values: pa.Array) -> list[Any]:
@@ -190,7 +223,8 @@ def _plain(values: pa.Array) -> list[Any]:
         sizes = [0 if size is None else size for size in values.value_lengths().to_pylist()]
         ends = np.cumsum(sizes).tolist()
         return [
-            None if null else inner[end - size : end] for null, size, end in zip(values.is_null().to_pylist(), sizes, ends, strict=True)
+            None if null else inner[end - size : end]
+            for null, size, end in zip(values.is_null().to_pylist(), sizes, ends, strict=True)
         ]
     if pa.types.is_floating(kind):
         return [None if value is None else struct.pack("!d", value) for value in values.to_pylist()]

@@ -14,7 +14,9 @@ from tests.support.fix_check import write_config
 from tests.support.fix_postgres import Database
 
 
-def test_patterns_without_a_match_are_waited_for_and_reported_once(database: Database, tmp_path: Path) -> None:
+def test_patterns_without_a_match_are_waited_for_and_reported_once(
+    database: Database, tmp_path: Path
+) -> None:
     path = write_config(database, tmp_path, {"tables": ["later.*"]})
     told: list[str] = []
     pauses: list[float] = []
@@ -37,7 +39,9 @@ def test_waiting_for_tables_ends_when_the_run_is_stopped(database: Database, tmp
     assert await_tables(lambda: config, lambda _: None, lambda _: True) is None
 
 
-def test_a_named_table_that_does_not_exist_is_an_error_and_not_waited_for(database: Database, tmp_path: Path) -> None:
+def test_a_named_table_that_does_not_exist_is_an_error_and_not_waited_for(
+    database: Database, tmp_path: Path
+) -> None:
     config = load_config(write_config(database, tmp_path, {"tables": ["later.*", {"table": "later.t"}]}))
     assert await_tables(lambda: config, lambda _: pytest.fail("it waits"), lambda _: True) is config
     with connect(config.source.address()) as connection, pytest.raises(NoTablesError, match=r"later\.t"):

@@ -33,10 +33,12 @@ def source(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path / "spool")
 
 
-# --- trouble that time mends --------------------------------------------------------------------------------------------------
+# --- trouble that time mends --------------------------------------------------------------------------------
 
 
-def test_capture_resumes_after_cut_connections_with_no_row_lost_or_doubled(source: Source, proxy: ProxyFactory) -> None:
+def test_capture_resumes_after_cut_connections_with_no_row_lost_or_doubled(
+    source: Source, proxy: ProxyFactory
+) -> None:
     network, address = through(source, proxy)
     with source.capture(address=address) as capture:
         assert capture.wait_beyond(Position.ZERO, DEADLINE_SECONDS)
@@ -54,7 +56,11 @@ def test_capture_waits_for_a_busy_slot_until_it_is_free(source: Source, tmp_path
             assert first.wait_until(end, DEADLINE_SECONDS)
             rival = source.with_spool(tmp_path / "rival")
             waiting = second.enter_context(rival.capture())
-            wait_for(lambda: failure_code(rival.spool) == "PEN-1202", "a capture that waits for the slot", rival.state)
+            wait_for(
+                lambda: failure_code(rival.spool) == "PEN-1202",
+                "a capture that waits for the slot",
+                rival.state,
+            )
         assert waiting.wait_until(end, DEADLINE_SECONDS), rival.state()
         assert rival.ids() == list(range(1, 11))
     ended = load_status(rival.spool)
@@ -67,7 +73,7 @@ def failure_code(spool: Path) -> str | None:
     return status.failure.code if status is not None and status.failure is not None else None
 
 
-# --- trouble that it does not ----------------------------------------------------------------------------------------------------
+# --- trouble that it does not -------------------------------------------------------------------------------
 
 
 def test_missing_slot_ends_the_capture_without_a_retry(source: Source) -> None:
@@ -76,7 +82,9 @@ def test_missing_slot_ends_the_capture_without_a_retry(source: Source) -> None:
     wait_for(lambda: source.active_pid is None, "a free slot", lambda: source.active_pid)
     source.database.execute("SELECT pg_drop_replication_slot(%s)", source.slot)
     assert isinstance(source.failure(), SlotMissingError)
-    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
+    assert source.database.query(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    ) == [(0,)]
     assert failure_code(source.spool) == "PEN-1201"
 
 
@@ -87,12 +95,14 @@ def test_slot_ahead_of_a_consumer_and_of_the_spool_is_a_gap(source: Source) -> N
     release(source.spool, "pipeline", end)
     wait_for(lambda: source.active_pid is None, "a free slot", lambda: source.active_pid)
     source.insert(11, 20)
-    source.database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", source.slot)
+    source.database.execute(
+        "SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", source.slot
+    )
     assert isinstance(source.failure(), PositionGapError)
     assert source.ids() == list(range(1, 11))
 
 
-# --- quiet ------------------------------------------------------------------------------------------------------------------------
+# --- quiet --------------------------------------------------------------------------------------------------
 
 
 def test_spool_and_slot_advance_while_only_other_tables_are_busy(source: Source) -> None:
@@ -120,7 +130,7 @@ def test_slot_is_not_confirmed_while_no_consumer_has_released_anything(source: S
     assert source.confirmed == before
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 def test_capture_pauses_at_the_spool_limit_and_resumes_after_a_release(source: Source) -> None:
@@ -148,7 +158,9 @@ def state_of(spool: Path) -> str | None:
     return None if status is None else status.state
 
 
-def test_long_transaction_is_captured_in_bounded_pieces(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_transaction_is_captured_in_bounded_pieces(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pieces: list[int] = []
     carried: list[int] = []
 
@@ -156,7 +168,11 @@ def test_long_transaction_is_captured_in_bounded_pieces(source: Source, monkeypa
         def decode(self, messages: Sequence[Payload]) -> list[LogStep]:
             steps = super().decode(messages)
             carried.append(self.carried_messages)
-            pieces.extend(sum(batch.rows.num_rows for batch in step.batches) for step in steps if isinstance(step, TransactionPiece))
+            pieces.extend(
+                sum(batch.rows.num_rows for batch in step.batches)
+                for step in steps
+                if isinstance(step, TransactionPiece)
+            )
             return steps
 
     monkeypatch.setattr(spooling, "PgOutputDecoder", WatchedDecoder)
@@ -169,7 +185,7 @@ def test_long_transaction_is_captured_in_bounded_pieces(source: Source, monkeypa
     assert sum(1 for segment in SpoolReader(source.spool).segments() if segment.rows) == 1
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------------------
+# --- the end ------------------------------------------------------------------------------------------------
 
 
 def test_stop_releases_the_slot_and_the_lock_at_once(source: Source) -> None:
@@ -190,7 +206,9 @@ def test_stop_wakes_who_waits(source: Source) -> None:
     with source.capture() as capture:
         assert capture.wait_until(source.insert(1, 1), DEADLINE_SECONDS)
         answers: list[bool] = []
-        waiting = threading.Thread(target=lambda: answers.append(capture.wait_until(Position.of((1 << 64) - 1), DEADLINE_SECONDS)))
+        waiting = threading.Thread(
+            target=lambda: answers.append(capture.wait_until(Position.of((1 << 64) - 1), DEADLINE_SECONDS))
+        )
         waiting.start()
         capture.stop()
         waiting.join(timeout=5.0)

@@ -44,13 +44,21 @@ def test_a_source_that_is_ready_has_no_problem_and_keeps_no_trace(check: Checker
     report = check()
     assert report.problems == []
     assert report.exit_code == 0
-    assert [step.name for step in report.steps][:5] == ["configuration", "connection", "server", "replication", "slot"]
+    assert [step.name for step in report.steps][:5] == [
+        "configuration",
+        "connection",
+        "server",
+        "replication",
+        "slot",
+    ]
     assert not [step for step in report.steps if step.state is StepState.SKIPPED]
     assert "unbounded-wal" in {finding.code for finding in report.warnings}
 
 
 @pytest.mark.versions(14, 18)
-def test_C04_a_plain_role_gets_all_errors_at_once_and_the_fixes_work(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C04_a_plain_role_gets_all_errors_at_once_and_the_fixes_work(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     plain = roles.create("plain")
     shop.execute(f"ALTER TABLE items ENABLE ROW LEVEL SECURITY; GRANT SELECT ON items TO {plain}")
     shop.execute(f"GRANT SELECT (id) ON orders TO {plain}; GRANT SELECT ON parted TO {plain}")
@@ -71,7 +79,9 @@ def test_C04_a_plain_role_gets_all_errors_at_once_and_the_fixes_work(shop: Datab
     assert check(source=_as(shop, plain)).problems == []
 
 
-def test_error_for_a_role_that_may_not_write_to_a_postgres_target_names_the_grants(shop: Database, roles: Roles, check: Checker) -> None:
+def test_error_for_a_role_that_may_not_write_to_a_postgres_target_names_the_grants(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     loader = roles.create("loader")
     shop.execute(f"CREATE SCHEMA copy_public; REVOKE TEMPORARY ON DATABASE {shop.name} FROM public")
     sink = {"postgres": {**_as(shop, loader), "schema_prefix": "copy_"}}
@@ -86,7 +96,9 @@ def test_error_for_a_role_that_may_not_write_to_a_postgres_target_names_the_gran
     assert check(sink=sink).problems == []
 
 
-def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     """The catalog shows it at the start; the session's own setting shows a policy added later."""
     from penstock.errors import PrivilegeError
     from penstock.postgres.connection import connect
@@ -99,11 +111,16 @@ def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Data
     assert "BYPASSRLS" in (caught.value.hint or "")
 
 
-def test_C04_error_for_a_role_that_may_not_connect_names_the_grants(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C04_error_for_a_role_that_may_not_connect_names_the_grants(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     plain = roles.create("replication_user")
     shop.execute(f'REVOKE CONNECT ON DATABASE "{shop.name}" FROM PUBLIC')
     problem = check(source=_as(shop, plain)).problems[0]
-    assert (problem.code, problem.fix) == ("PEN-1104", f'GRANT CONNECT ON DATABASE "{shop.name}" TO "{plain}";')
+    assert (problem.code, problem.fix) == (
+        "PEN-1104",
+        f'GRANT CONNECT ON DATABASE "{shop.name}" TO "{plain}";',
+    )
 
 
 def test_C04_services_name_their_own_roles(shop: Database, roles: Roles, check: Checker) -> None:
@@ -117,7 +134,9 @@ def test_C04_services_name_their_own_roles(shop: Database, roles: Roles, check: 
 
 
 @pytest.mark.versions(14, 18)
-def test_C09_a_read_only_role_may_run_once_an_administrator_made_the_publication(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C09_a_read_only_role_may_run_once_an_administrator_made_the_publication(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     reader = roles.create("reader", "REPLICATION IN ROLE pg_read_all_data")
     shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")
     source = {**_as(shop, reader), "publication": "made"}
@@ -127,21 +146,30 @@ def test_C09_a_read_only_role_may_run_once_an_administrator_made_the_publication
 
 
 def test_R18_relations_outside_the_log_are_named_with_the_reason(shop: Database, check: Checker) -> None:
-    shop.execute("CREATE VIEW seen AS SELECT 1 AS id; CREATE MATERIALIZED VIEW kept AS SELECT 1 AS id; CREATE UNLOGGED TABLE fast (id int)")
+    shop.execute(
+        "CREATE VIEW seen AS SELECT 1 AS id; CREATE MATERIALIZED VIEW kept AS SELECT 1 AS id; "
+        "CREATE UNLOGGED TABLE fast (id int)"
+    )
     report = check(tables=["public.*", "public.seen", "public.gone"])
     assert report.exit_code == 2
     assert {finding.code: [str(table) for table in finding.tables] for finding in report.problems} == {
         "PEN-1404": ["public.seen"],
         "PEN-1401": ["public.gone"],
     }
-    ignored = {str(table): finding.what for finding in report.warnings if finding.code == "ignored" for table in finding.tables}
+    ignored = {
+        str(table): finding.what
+        for finding in report.warnings
+        if finding.code == "ignored"
+        for table in finding.tables
+    }
     assert ignored.keys() == {"public.kept", "public.fast"}
     assert "unlogged" in ignored["public.fast"]
 
 
 def test_tables_that_cannot_be_mirrored_are_all_named(shop: Database, check: Checker) -> None:
     shop.execute(
-        'CREATE TABLE keyless (id int); CREATE TABLE columns (id int PRIMARY KEY, "ID" int); CREATE TABLE "Orders" (id int PRIMARY KEY)'
+        'CREATE TABLE keyless (id int); CREATE TABLE columns (id int PRIMARY KEY, "ID" int); '
+        'CREATE TABLE "Orders" (id int PRIMARY KEY)'
     )
     report = check()
     assert {(finding.code, str(finding.tables[0])) for finding in report.problems} == {
@@ -171,8 +199,12 @@ def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check
         shop.query("SELECT pg_drop_replication_slot(%s)", slot)
 
 
-def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(shop: Database, check: Checker, lake: Lake) -> None:
-    with closing(psycopg.connect(shop.dsn, replication="database", autocommit=True, application_name="another tool")) as reader:
+def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(
+    shop: Database, check: Checker, lake: Lake
+) -> None:
+    with closing(
+        psycopg.connect(shop.dsn, replication="database", autocommit=True, application_name="another tool")
+    ) as reader:
         options = f"proto_version '1', publication_names '{lake.slot}'"
         reader.pgconn.send_query(f"START_REPLICATION SLOT {lake.slot} LOGICAL 0/0 ({options})".encode())
         active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
@@ -181,9 +213,14 @@ def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(shop: D
         (warning,) = [finding for finding in report.warnings if finding.code == "slot-in-use"]
         pid = reader.info.backend_pid
         assert (report.exit_code, warning.step) == (0, "slot")
-        assert warning.what.startswith(f"slot {lake.slot} is being read by server process {pid} (application 'another tool', client ")
+        assert warning.what.startswith(
+            f"slot {lake.slot} is being read by server process {pid} (application 'another tool', client "
+        )
         assert warning.what.endswith("): a run may be active")
-        assert warning.fix == (f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({pid})")
+        assert warning.fix == (
+            "stop that reader; if it has ended and the server has not noticed yet: "
+            f"SELECT pg_terminate_backend({pid})"
+        )
         shop.query(warning.fix.partition(": ")[2])
         wait_for(lambda: not shop.query(active, lake.slot), "a free slot", lambda: None)
     assert "slot-in-use" not in {finding.code for finding in check().warnings}
@@ -200,7 +237,8 @@ def test_R15_tables_that_have_one_place_because_they_differ_only_in_case_are_a_p
     sink = {"postgres": {"dsn": shop.dsn, "schemas": {"a": "copies", "A": "copies"}}}
     found = check(tables=["a.*", "A.*"], sink=sink).problems
     assert {(finding.step, finding.code, finding.fix, finding.tables) for finding in found} == {
-        ("continuity", "PEN-1404", "rename or exclude all of them but one", (TableName(schema, "t"),)) for schema in ("a", "A")
+        ("continuity", "PEN-1404", "rename or exclude all of them but one", (TableName(schema, "t"),))
+        for schema in ("a", "A")
     }
     assert all("differ only in case, and " in finding.what for finding in found)
 
@@ -228,10 +266,12 @@ def test_a_prepared_transaction_is_ended_by_the_statement_that_is_named(
     finally:
         shop.execute("ROLLBACK PREPARED 'it''s'")
     assert report.problems[0].fix == "ROLLBACK PREPARED 'it''s';"
-    assert [record.getMessage() for record in caplog.records if "ignored in rollback" in record.getMessage()] == []
+    assert [
+        record.getMessage() for record in caplog.records if "ignored in rollback" in record.getMessage()
+    ] == []
 
 
-# --- what earlier runs have left ------------------------------------------------------------------------------------------------
+# --- what earlier runs have left ----------------------------------------------------------------------------
 
 
 class Lake:
@@ -244,21 +284,34 @@ class Lake:
         self.pipeline = f"check_{database.name.rsplit('_', 1)[-1]}"
         self.slot = f"penstock_{self.pipeline}"
         self._database = database
-        database.execute(f"CREATE PUBLICATION {self.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)")
+        database.execute(
+            f"CREATE PUBLICATION {self.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
         database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
         with database.connect() as connection:
             self.position = current_position(connection)
         root, oid = directory / "lake", database.query("SELECT 'orders'::regclass::oid")[0][0]
         properties = {OWNER: self.pipeline, KEY: '["id"]', SOURCE_OID: str(oid)}
-        rows = pa.table({"id": pa.array([1], pa.int32()), "v": ["a"], "_exact": pa.array([None], pa.map_(pa.string(), pa.string()))})
+        rows = pa.table(
+            {
+                "id": pa.array([1], pa.int32()),
+                "v": ["a"],
+                "_exact": pa.array([None], pa.map_(pa.string(), pa.string())),
+            }
+        )
         write_deltalake(str(root / "public" / "orders"), rows)
         _set_properties(root / "public" / "orders", properties)
         name = TableName("public", "orders")
         record_position(root / "public" / "orders", application_id(self.pipeline, name), self.position)
-        EpochLog(root, self.pipeline).record(Epoch(1, self.position, None, str(identify_system(SourceAddress.parse(database.dsn)))))
+        EpochLog(root, self.pipeline).record(
+            Epoch(1, self.position, None, str(identify_system(SourceAddress.parse(database.dsn))))
+        )
 
     def drop_slot(self) -> None:
-        self._database.query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        self._database.query(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+            self.slot,
+        )
 
 
 def _set_properties(table: Path, properties: dict[str, str]) -> None:
@@ -281,13 +334,18 @@ def lake(shop: Database, tmp_path: Path) -> Iterator[Lake]:
 def test_a_run_that_can_go_on_is_ready(check: Checker, lake: Lake) -> None:
     report = check()
     assert report.problems == []
-    assert f"recorded up to {lake.position}" in {step.name: step for step in report.steps}["continuity"].detail
+    assert (
+        f"recorded up to {lake.position}" in {step.name: step for step in report.steps}["continuity"].detail
+    )
 
 
 def test_L01_a_slot_that_is_gone_under_filled_targets_is_a_problem(check: Checker, lake: Lake) -> None:
     lake.drop_slot()
     report = check()
-    assert (report.exit_code, [(finding.step, finding.code) for finding in report.problems]) == (3, [("continuity", "PEN-1201")])
+    assert (report.exit_code, [(finding.step, finding.code) for finding in report.problems]) == (
+        3,
+        [("continuity", "PEN-1201")],
+    )
 
 
 def test_a_slot_that_is_past_the_targets_is_a_problem(shop: Database, check: Checker, lake: Lake) -> None:
@@ -315,22 +373,32 @@ def test_P08_a_table_that_left_the_publication_since_it_was_copied_is_a_problem(
     ):
         save_memberships(tmp_path / "state", recorded)
         shop.execute(f"DROP PUBLICATION {lake.slot}")
-        shop.execute(f"CREATE PUBLICATION {lake.slot} FOR TABLE {publication} WITH (publish_via_partition_root = true)")
+        shop.execute(
+            f"CREATE PUBLICATION {lake.slot} FOR TABLE {publication} WITH (publish_via_partition_root = true)"
+        )
         found = [(finding.code, [str(table) for table in finding.tables]) for finding in check().problems]
         assert found == [("PEN-3002", ["public.orders"])], publication
 
 
-def test_targets_of_another_system_are_a_problem(shop: Database, check: Checker, lake: Lake, tmp_path: Path) -> None:
-    EpochLog(tmp_path / "lake", lake.pipeline).record(Epoch(2, Position.of(lake.position.value + 1), None, "7/1"))
+def test_targets_of_another_system_are_a_problem(
+    shop: Database, check: Checker, lake: Lake, tmp_path: Path
+) -> None:
+    EpochLog(tmp_path / "lake", lake.pipeline).record(
+        Epoch(2, Position.of(lake.position.value + 1), None, "7/1")
+    )
     assert [finding.code for finding in check().problems] == ["PEN-1206"]
 
 
 @pytest.mark.versions(16)
 def test_failover_on_a_server_that_has_none_is_a_problem(shop: Database, check: Checker) -> None:
-    assert "PEN-1216" in {finding.code for finding in check(source={"dsn": shop.dsn, "failover": True}).problems}
+    assert "PEN-1216" in {
+        finding.code for finding in check(source={"dsn": shop.dsn, "failover": True}).problems
+    }
 
 
-def test_a_catalog_table_that_may_not_be_read_stops_one_step_only(shop: Database, roles: Roles, check: Checker) -> None:
+def test_a_catalog_table_that_may_not_be_read_stops_one_step_only(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     reader = roles.create("reader", "REPLICATION")
     shop.execute("REVOKE SELECT ON pg_publication_rel FROM PUBLIC")
     report = check(source=_as(shop, reader))
@@ -340,8 +408,13 @@ def test_a_catalog_table_that_may_not_be_read_stops_one_step_only(shop: Database
 
 
 def test_a_check_imports_no_spark(shop: Database, lake: Lake, tmp_path: Path) -> None:
-    path = write_config(shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]})
-    code = f"import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline as c; c(Path({str(path)!r}))"
+    path = write_config(
+        shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]}
+    )
+    code = (
+        "import sys; from pathlib import Path; from penstock.pipeline.checks.check import "
+        f"check_pipeline as c; c(Path({str(path)!r}))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; assert 'pyspark' not in sys.modules"],
         timeout=120,
@@ -356,7 +429,9 @@ def test_nothing_selected_is_a_matter_of_configuration(check: Checker) -> None:
     assert (report.exit_code, [finding.code for finding in report.problems]) == (2, ["PEN-1401"])
 
 
-def test_R18_only_a_table_that_never_enters_the_log_is_refused_for_that_reason_alone(shop: Database, check: Checker) -> None:
+def test_R18_only_a_table_that_never_enters_the_log_is_refused_for_that_reason_alone(
+    shop: Database, check: Checker
+) -> None:
     shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
     report = check(tables=["public.fast"])
     assert (report.exit_code, [finding.code for finding in report.problems]) == (3, ["PEN-1404"])
@@ -366,20 +441,30 @@ def test_R18_only_a_table_that_never_enters_the_log_is_refused_for_that_reason_a
 def test_a_pattern_that_matches_nothing_beside_one_that_does_is_a_warning(check: Checker) -> None:
     report = check(tables=["public.*", "nothing.*"])
     assert report.problems == []
-    assert [finding.what for finding in report.warnings if finding.code == "no-match"] == ["pattern nothing.* matches no table"]
+    assert [finding.what for finding in report.warnings if finding.code == "no-match"] == [
+        "pattern nothing.* matches no table"
+    ]
 
 
-def test_S03_the_event_trigger_is_tried_and_printed_for_who_may_create_it(shop: Database, roles: Roles, check: Checker) -> None:
+def test_S03_the_event_trigger_is_tried_and_printed_for_who_may_create_it(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     plain = roles.create("plain", "REPLICATION")
     report = check(source={**_as(shop, plain), "event_trigger": True})
     (warning,) = [finding for finding in report.warnings if finding.code == "no-event-trigger"]
     assert (warning.step, warning.fix) == ("publication", install_statements())
-    assert not [finding for finding in check(source={"dsn": shop.dsn, "event_trigger": True}).warnings if finding.code == warning.code]
+    assert not [
+        finding
+        for finding in check(source={"dsn": shop.dsn, "event_trigger": True}).warnings
+        if finding.code == warning.code
+    ]
     assert shop.query("SELECT count(*) FROM pg_event_trigger") == [(0,)], "nothing is left behind"
 
 
 def test_a_secret_that_is_not_set_leaves_the_steps_at_the_source_untried(check: Checker) -> None:
-    report = check(source={"dsn": "postgresql://cdc@127.0.0.1/shop", "password": {"env": "PENSTOCK_TEST_UNSET"}})
+    report = check(
+        source={"dsn": "postgresql://cdc@127.0.0.1/shop", "password": {"env": "PENSTOCK_TEST_UNSET"}}
+    )
     assert report.exit_code == 2
     states = {step.name: step.state for step in report.steps}
     assert {states[name] for name in ("connection", "server", "tables", "reading")} == {StepState.SKIPPED}
@@ -389,7 +474,10 @@ def test_C04_a_schema_that_may_not_be_used_is_named_once_and_grants_on_columns_a
     shop: Database, roles: Roles, check: Checker
 ) -> None:
     plain = roles.create("plain", "REPLICATION")
-    shop.execute("CREATE SCHEMA shut; CREATE TABLE shut.a (id int PRIMARY KEY); CREATE TABLE shut.b (id int PRIMARY KEY)")
+    shop.execute(
+        "CREATE SCHEMA shut; CREATE TABLE shut.a (id int PRIMARY KEY); "
+        "CREATE TABLE shut.b (id int PRIMARY KEY)"
+    )
     shop.execute(f"GRANT SELECT ON shut.a TO {plain}; GRANT SELECT (id, v) ON orders TO {plain}")
     report = check(source=_as(shop, plain), tables=["shut.*", "public.orders"])
     fixes = [finding.fix or "" for finding in report.problems]
@@ -416,14 +504,22 @@ def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Check
     report = check(source={"dsn": "postgresql://cdc:hunter2@127.0.0.1:1/shop?connect_timeout=2"})
     assert report.exit_code == 3
     states = {step.name: step.state for step in report.steps}
-    assert (states["connection"], states["tables"], states["target"]) == (StepState.PROBLEM, StepState.SKIPPED, StepState.OK)
+    assert (states["connection"], states["tables"], states["target"]) == (
+        StepState.PROBLEM,
+        StepState.SKIPPED,
+        StepState.OK,
+    )
     assert "hunter2" not in json.dumps(report.as_document())
 
 
 @pytest.mark.parametrize("broken", ["state", "sink"])
 @pytest.mark.parametrize("below", ["file", "n" * 300])
-def test_a_place_that_cannot_be_written_to_is_named(check: Checker, tmp_path: Path, broken: str, below: str) -> None:
-    """A name too long for the disk is refused to the question whether it is there, as one below a directory that is closed to us is."""
+def test_a_place_that_cannot_be_written_to_is_named(
+    check: Checker, tmp_path: Path, broken: str, below: str
+) -> None:
+    """A name too long for the disk is refused to the question whether it is there, as one below a directory
+    that is closed to us is.
+    """
     (tmp_path / "file").write_text("in the way")
     place = str(tmp_path / below / "below")
     report = check(**({"state": place} if broken == "state" else {"sink": {"delta": {"path": place}}}))
@@ -473,15 +569,21 @@ def test_K11_tables_routed_into_one_are_checked_as_one(shop: Database, check: Ch
     assert problem.code == "PEN-1420"
     assert problem.tables == (TableName("lake", "orders"),)
     assert (
-        "s2.orders has a column 'more', and s1.orders has not; column 'v' has another type in s2.orders than in s1.orders" in problem.what
+        "s2.orders has a column 'more', and s1.orders has not; column 'v' has another type in s2.orders "
+        "than in s1.orders" in problem.what
     )
 
     shop.execute("DROP TABLE s2.orders; CREATE TABLE s2.orders (id int)")
     (problem,) = check(tables=rules).problems
-    assert "s2.orders, which is routed into lake.orders, cannot be mirrored: table s2.orders has no primary key" in problem.what
+    assert (
+        "s2.orders, which is routed into lake.orders, cannot be mirrored: table s2.orders has no primary key"
+        in problem.what
+    )
 
 
-def test_K12_transforms_that_do_not_fit_are_named_and_filters_that_may_lack_values_warned_of(shop: Database, check: Checker) -> None:
+def test_K12_transforms_that_do_not_fit_are_named_and_filters_that_may_lack_values_warned_of(
+    shop: Database, check: Checker
+) -> None:
     rules = [
         {"table": "public.orders", "where": "v LIKE 's%'"},
         {"table": "public.items", "columns": {"drop": ["id"]}},
@@ -497,9 +599,15 @@ def test_K12_transforms_that_do_not_fit_are_named_and_filters_that_may_lack_valu
     assert not [each for each in check(tables=rules).warnings if each.code == "filter-may-lack-values"]
 
 
-def test_directories_with_rows_that_others_may_read_are_a_warning(shop: Database, check: Checker, tmp_path: Path) -> None:
+def test_directories_with_rows_that_others_may_read_are_a_warning(
+    shop: Database, check: Checker, tmp_path: Path
+) -> None:
     pipeline = f"check_{shop.name.rsplit('_', 1)[-1]}"
-    places = [tmp_path / "state", tmp_path / "state" / "spool", tmp_path / "lake" / "penstock_dead_letters" / pipeline]
+    places = [
+        tmp_path / "state",
+        tmp_path / "state" / "spool",
+        tmp_path / "lake" / "penstock_dead_letters" / pipeline,
+    ]
     for place in places:
         place.mkdir(parents=True)
         place.chmod(0o750)
@@ -522,32 +630,52 @@ def test_a_schema_named_like_a_directory_of_pipelines_is_refused_in_a_lake_unles
     assert not check(tables=["public.orders", {"table": f'"{schema}".t', "into": "other.t"}]).problems
 
 
-def test_functions_of_others_that_would_run_as_the_capture_role_are_warnings(shop: Database, roles: Roles, check: Checker) -> None:
+def test_functions_of_others_that_would_run_as_the_capture_role_are_warnings(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     owner, reader = roles.create("owner"), roles.create("reader", "REPLICATION")
-    assert not {"superuser-reads-tables-of-others", "functions-of-others"} & {finding.code for finding in check().warnings}
-    shop.execute("CREATE FUNCTION odd(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1'; CREATE INDEX ON parted (odd(id))")
+    assert not {"superuser-reads-tables-of-others", "functions-of-others"} & {
+        finding.code for finding in check().warnings
+    }
+    shop.execute(
+        "CREATE FUNCTION odd(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1'; "
+        "CREATE INDEX ON parted (odd(id))"
+    )
     shop.execute("ALTER TABLE items ADD CHECK (odd(id) > 0); CREATE INDEX ON orders (id) WHERE odd(id) > 0")
-    assert "functions-of-others" not in {finding.code for finding in check().warnings}, "they are a superuser's"
+    assert "functions-of-others" not in {finding.code for finding in check().warnings}, (
+        "they are a superuser's"
+    )
     shop.execute(f"ALTER FUNCTION odd(int) OWNER TO {owner}; ALTER TABLE items OWNER TO {owner}")
     warnings = check().warnings
     (superuser,) = [finding for finding in warnings if finding.code == "superuser-reads-tables-of-others"]
     assert [table.name for table in superuser.tables] == ["items"]
     assert owner in superuser.what
     called = [finding for finding in warnings if finding.code == "functions-of-others"]
-    assert sorted(table.name for finding in called for table in finding.tables) == ["items", "orders", "parted"]
+    assert sorted(table.name for finding in called for table in finding.tables) == [
+        "items",
+        "orders",
+        "parted",
+    ]
     assert all(f"odd(integer) of {owner}" in finding.what for finding in called)
-    shop.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}; ALTER FUNCTION odd(int) OWNER TO {reader}")
+    shop.execute(
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}; ALTER FUNCTION odd(int) OWNER TO {reader}"
+    )
     codes = {finding.code for finding in check(source=_as(shop, reader)).warnings}
     assert not {"superuser-reads-tables-of-others", "functions-of-others"} & codes
 
 
-def test_the_least_role_that_the_security_page_names_is_enough(shop: Database, roles: Roles, check: Checker) -> None:
+def test_the_least_role_that_the_security_page_names_is_enough(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
     page = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
     statements = page.partition("```sql\n")[2].partition("```")[0]
     create, rest = statements.split(";", 1)
     options = create.partition("CREATE ROLE penstock LOGIN")[2]
     role = roles.create("least", options)
-    shop.execute("CREATE SCHEMA sales; CREATE TABLE sales.orders (id int PRIMARY KEY); CREATE TABLE sales.items (id int PRIMARY KEY)")
+    shop.execute(
+        "CREATE SCHEMA sales; CREATE TABLE sales.orders (id int PRIMARY KEY); "
+        "CREATE TABLE sales.items (id int PRIMARY KEY)"
+    )
     shop.execute(rest.replace("TO penstock", f"TO {role}").replace("DATABASE shop", f"DATABASE {shop.name}"))
     report = check(source={**_as(shop, role), "publication": "penstock_shop"}, tables=["sales.*"])
     assert report.problems == []

@@ -28,7 +28,10 @@ from tests.support.fix_postgres import Database
 
 ORDERS = TableName("public", "orders")
 WAREHOUSE: dict[str, Any] = {"sink": {"iceberg": {"warehouse": "lake"}}}
-BY_SPARK: dict[str, Any] = {**WAREHOUSE, "spark": {"conf": {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}}}
+BY_SPARK: dict[str, Any] = {
+    **WAREHOUSE,
+    "spark": {"conf": {"spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog"}},
+}
 both = pytest.mark.parametrize("config", [WAREHOUSE, BY_SPARK], ids=["warehouse", "catalog of Spark's"])
 
 
@@ -39,14 +42,19 @@ class Lake:
         self.pipeline = f"check_{database.name.rsplit('_', 1)[-1]}"
         self.slot = f"penstock_{self.pipeline}"
         self._database = database
-        database.execute(f"CREATE PUBLICATION {self.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)")
+        database.execute(
+            f"CREATE PUBLICATION {self.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)"
+        )
         database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
         with database.connect() as connection:
             self.position = current_position(connection)
         self.epochs = EpochLog(root, self.pipeline)
         ((oid,),) = database.query("SELECT 'orders'::regclass::oid")
         layout = Layout(pa.schema([("id", pa.int32()), ("v", pa.string())]), ("id",), Mode.MIRROR)
-        properties = {**identity_properties(self.pipeline, layout, oid, None), **position_properties(self.position, 1)}
+        properties = {
+            **identity_properties(self.pipeline, layout, oid, None),
+            **position_properties(self.position, 1),
+        }
         snapshot = {"snapshot-id": 1, "summary": {"penstock.position": str(self.position)}}
         metadata = root / "public" / "orders" / "metadata"
         metadata.mkdir(parents=True)
@@ -59,7 +67,10 @@ class Lake:
         self.epochs.record(Epoch(1, self.position, None, system, {ORDERS: status or streaming}))
 
     def drop_slot(self) -> None:
-        self._database.query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        self._database.query(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+            self.slot,
+        )
 
 
 @pytest.fixture
@@ -76,13 +87,21 @@ def problems(report: CheckReport) -> list[tuple[str, str]]:
 def test_a_warehouse_is_checked_without_spark(check: Checker, lake: Lake) -> None:
     report = check(**WAREHOUSE)
     (step,) = [step for step in report.steps if step.name == "continuity"]
-    assert (report.exit_code, step.state, step.detail) == (0, StepState.OK, f"1 tables are filled, recorded up to {lake.position}")
+    assert (report.exit_code, step.state, step.detail) == (
+        0,
+        StepState.OK,
+        f"1 tables are filled, recorded up to {lake.position}",
+    )
 
 
 def test_untested_part_of_a_catalog_that_only_spark_can_read_is_a_warning(check: Checker, lake: Lake) -> None:
     report = check(**BY_SPARK)
     (step,) = [step for step in report.steps if step.name == "continuity"]
-    assert (report.exit_code, step.state, step.detail) == (0, StepState.WARNING, f"recorded up to {lake.position}")
+    assert (report.exit_code, step.state, step.detail) == (
+        0,
+        StepState.WARNING,
+        f"recorded up to {lake.position}",
+    )
     (warning,) = step.warnings
     assert (warning.code, warning.what, warning.fix) == (
         "targets-not-asked",
@@ -93,40 +112,63 @@ def test_untested_part_of_a_catalog_that_only_spark_can_read_is_a_warning(check:
 
 def test_a_new_pipeline_into_a_catalog_of_sparks_is_ready_with_the_same_warning(check: Checker) -> None:
     report = check(**BY_SPARK)
-    assert (report.exit_code, {step.name: step.detail for step in report.steps}["continuity"]) == (0, "no epoch is recorded")
+    assert (report.exit_code, {step.name: step.detail for step in report.steps}["continuity"]) == (
+        0,
+        "no epoch is recorded",
+    )
     assert "targets-not-asked" in {finding.code for finding in report.warnings}
 
 
 @both
-def test_L04_a_slot_that_is_gone_under_filled_tables_is_a_problem(check: Checker, lake: Lake, config: dict[str, Any]) -> None:
+def test_L04_a_slot_that_is_gone_under_filled_tables_is_a_problem(
+    check: Checker, lake: Lake, config: dict[str, Any]
+) -> None:
     lake.drop_slot()
     report = check(**config)
     assert (report.exit_code, problems(report)) == (3, [("continuity", "PEN-1201")])
 
 
 @both
-def test_L05_a_slot_that_is_past_the_tables_is_a_problem(shop: Database, check: Checker, lake: Lake, config: dict[str, Any]) -> None:
+def test_L05_a_slot_that_is_past_the_tables_is_a_problem(
+    shop: Database, check: Checker, lake: Lake, config: dict[str, Any]
+) -> None:
     shop.execute("INSERT INTO items VALUES (7)")
     shop.query("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", lake.slot)
     assert problems(check(**config)) == [("continuity", "PEN-1205")]
 
 
 @both
-def test_L10_tables_of_another_system_are_a_problem(check: Checker, lake: Lake, config: dict[str, Any]) -> None:
+def test_L10_tables_of_another_system_are_a_problem(
+    check: Checker, lake: Lake, config: dict[str, Any]
+) -> None:
     lake.record("7/1")
     assert problems(check(**config)) == [("continuity", "PEN-1206")]
 
 
 @both
-def test_P08_a_table_that_left_the_publication_is_a_problem(shop: Database, check: Checker, lake: Lake, config: dict[str, Any]) -> None:
-    shop.execute(f"DROP PUBLICATION {lake.slot}; CREATE PUBLICATION {lake.slot} FOR TABLE items WITH (publish_via_partition_root = true)")
+def test_P08_a_table_that_left_the_publication_is_a_problem(
+    shop: Database, check: Checker, lake: Lake, config: dict[str, Any]
+) -> None:
+    shop.execute(
+        f"DROP PUBLICATION {lake.slot}; "
+        f"CREATE PUBLICATION {lake.slot} FOR TABLE items WITH (publish_via_partition_root = true)"
+    )
     assert problems(check(**config)) == [("continuity", "PEN-3002")]
 
 
-def test_a_table_that_has_failed_is_a_problem_where_only_the_record_says_so(check: Checker, lake: Lake) -> None:
+def test_a_table_that_has_failed_is_a_problem_where_only_the_record_says_so(
+    check: Checker, lake: Lake
+) -> None:
     lake.record(
         str(lake.epochs.last().system),  # type: ignore[union-attr]
-        TableStatus(TableState.FAILED, Position.ZERO, None, "PEN-3001: it was changed by others", "remove it"),
+        TableStatus(
+            TableState.FAILED, Position.ZERO, None, "PEN-3001: it was changed by others", "remove it"
+        ),
     )
     (problem,) = check(**BY_SPARK).problems
-    assert (problem.code, problem.what, problem.fix, problem.tables) == ("PEN-3001", "it was changed by others", "remove it", (ORDERS,))
+    assert (problem.code, problem.what, problem.fix, problem.tables) == (
+        "PEN-3001",
+        "it was changed by others",
+        "remove it",
+        (ORDERS,),
+    )

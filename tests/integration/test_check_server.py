@@ -43,7 +43,12 @@ VERSION = 17  # the embedded 18 is built without TLS
 
 
 def _check(directory: Path, source: dict[str, Any]) -> CheckReport:
-    document = {"pipeline": "strict", "source": source, "tables": ["public.*"], "sink": {"delta": {"path": "lake"}}}
+    document = {
+        "pipeline": "strict",
+        "source": source,
+        "tables": ["public.*"],
+        "sink": {"delta": {"path": "lake"}},
+    }
     path = directory / "pipeline.yaml"
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return check_pipeline(path)
@@ -53,7 +58,7 @@ def _codes(report: CheckReport) -> set[tuple[str, str]]:
     return {(finding.step, finding.code) for finding in report.problems}
 
 
-# --- C05: settings ----------------------------------------------------------------------------------------------------------
+# --- C05: settings ------------------------------------------------------------------------------------------
 
 
 def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
@@ -65,12 +70,17 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
         "logical_decoding_work_mem": "64kB",
         "idle_replication_slot_timeout": "60",
     }
-    with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
+    with (
+        server_directory() as directory,
+        EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server,
+    ):
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
             admin.execute("SELECT pg_create_physical_replication_slot('taken')")
         report = _check(tmp_path, {"dsn": server.dsn()})
-        capture = CaptureSettings(SourceAddress.parse(server.dsn()), "slot", "publication", tmp_path / "spool")
+        capture = CaptureSettings(
+            SourceAddress.parse(server.dsn()), "slot", "publication", tmp_path / "spool"
+        )
         with pytest.raises(WalLevelError, match="wal_level"):
             WalCapture(capture).with_publication_management({TableName("public", "t")}, manage=True).live()
         with psycopg.connect(server.dsn()) as admin:
@@ -92,17 +102,29 @@ def test_C05_postgres_13_is_refused_with_the_version_found_and_the_version_neede
 ) -> None:
     report = _check(tmp_path, {"dsn": too_old.dsn(), "capture": capture})
     (problem,) = report.problems
-    assert (report.exit_code, problem.step, problem.code, problem.fix) == (3, "connection", "PEN-1106", "upgrade the server")
+    assert (report.exit_code, problem.step, problem.code, problem.fix) == (
+        3,
+        "connection",
+        "PEN-1106",
+        "upgrade the server",
+    )
     assert problem.what.endswith("the server is Postgres 13.22, and Penstock needs 14 or newer")
-    assert {step.state for step in report.steps if step.name in ("server", "tables", "reading")} == {StepState.SKIPPED}
+    assert {step.state for step in report.steps if step.name in ("server", "tables", "reading")} == {
+        StepState.SKIPPED
+    }
 
 
-def test_C05_capture_and_target_refuse_postgres_13_before_they_create_anything(too_old: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_C05_capture_and_target_refuse_postgres_13_before_they_create_anything(
+    too_old: EmbeddedPostgres, tmp_path: Path
+) -> None:
     address = SourceAddress.parse(too_old.dsn())
     settings = CaptureSettings(address, "s", "p", tmp_path / "spool", tables=(TableName("public", "t"),))
     with pytest.raises(ServerUnfitError, match=r"the server is Postgres 13\.22"):
         WalCapture(settings).live()
-    with pytest.raises(ServerUnfitError, match=r"the server is Postgres 13\.22"), target_connection(address, "preparing"):
+    with (
+        pytest.raises(ServerUnfitError, match=r"the server is Postgres 13\.22"),
+        target_connection(address, "preparing"),
+    ):
         pass
     with psycopg.connect(too_old.dsn()) as admin:
         made = "SELECT (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM pg_replication_slots)"
@@ -117,7 +139,7 @@ def too_old() -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-# --- C03: authentication and TLS ----------------------------------------------------------------------------------------------
+# --- C03: authentication and TLS ----------------------------------------------------------------------------
 
 
 class StrictServer:
@@ -138,7 +160,10 @@ class StrictServer:
 def strict() -> Iterator[StrictServer]:
     with server_directory() as directory:
         data = directory / "data"
-        with EmbeddedPostgres(data, VERSION, fsync=False) as server, psycopg.connect(server.dsn(), autocommit=True) as admin:
+        with (
+            EmbeddedPostgres(data, VERSION, fsync=False) as server,
+            psycopg.connect(server.dsn(), autocommit=True) as admin,
+        ):
             admin.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
             for role in ("tls_role", "cert_role", "scram_role", "refused_role"):
                 admin.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD '{PASSWORD}'".encode())
@@ -157,11 +182,35 @@ def _make_certificates(directory: Path) -> None:
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for authority in ("ca", "other"):
-        openssl("req", "-x509", *key, "-days", "2", "-subj", f"/CN={authority}", "-keyout", f"{authority}.key", "-out", f"{authority}.crt")
+        openssl(
+            "req",
+            "-x509",
+            *key,
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={authority}",
+            "-keyout",
+            f"{authority}.key",
+            "-out",
+            f"{authority}.crt",
+        )
     (directory / "address").write_text("subjectAltName=IP:127.0.0.1", encoding="utf-8")
     for name, subject in (("server", "/CN=127.0.0.1"), ("client", "/CN=cert_role")):
         openssl("req", *key, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2")
+        sign = (
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+        )
         openssl(*sign, "-extfile", "address", "-out", f"{name}.crt")
     data = directory / "data"
     owner = data.stat()
@@ -187,7 +236,10 @@ def test_C03_scram_and_certificates_reach_every_connection_the_snapshots_too(
         {"dsn": strict.dsn("scram_role"), "password": {"env": "STRICT_PASSWORD"}, "tls": {"mode": "prefer"}},
         # With verify-ca any certificate of the CA is accepted, whatever its name.
         {"dsn": strict.dsn("tls_role", host="localhost"), "tls": {**verified, "mode": "verify-ca"}},
-        {"dsn": strict.dsn("cert_role"), "tls": {**verified, "cert": strict.path("client.crt"), "key": strict.path("client.key")}},
+        {
+            "dsn": strict.dsn("cert_role"),
+            "tls": {**verified, "cert": strict.path("client.crt"), "key": strict.path("client.key")},
+        },
     ]
     for source in sources:
         report = _check(tmp_path, source)
@@ -195,7 +247,9 @@ def test_C03_scram_and_certificates_reach_every_connection_the_snapshots_too(
         assert {step.name: step.state for step in report.steps}["reading"] is StepState.OK
 
 
-def test_C03_every_refusal_is_final_and_shows_no_secret(strict: StrictServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C03_every_refusal_is_final_and_shows_no_secret(
+    strict: StrictServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STRICT_PASSWORD", "not-" + PASSWORD)
     other = {"mode": "verify-full", "root_cert": strict.path("other.crt")}
     sources: list[dict[str, Any]] = [
@@ -204,7 +258,10 @@ def test_C03_every_refusal_is_final_and_shows_no_secret(strict: StrictServer, tm
         {"dsn": strict.dsn("tls_role"), "tls": {"mode": "disable"}},
         {"dsn": strict.dsn("tls_role"), "tls": other},
         {"dsn": strict.dsn("tls_role"), "tls": {**other, "mode": "verify-ca"}},
-        {"dsn": strict.dsn("tls_role", host="localhost"), "tls": {"mode": "verify-full", "root_cert": strict.path("ca.crt")}},
+        {
+            "dsn": strict.dsn("tls_role", host="localhost"),
+            "tls": {"mode": "verify-full", "root_cert": strict.path("ca.crt")},
+        },
         {"dsn": strict.dsn("cert_role", "sslmode=require")},
         {"dsn": strict.dsn("refused_role")},
     ]
@@ -215,7 +272,7 @@ def test_C03_every_refusal_is_final_and_shows_no_secret(strict: StrictServer, tm
         assert PASSWORD not in json.dumps(report.as_document())
 
 
-# --- C03: a pooler ------------------------------------------------------------------------------------------------------------
+# --- C03: a pooler ------------------------------------------------------------------------------------------
 
 
 class _Pooler(socketserver.ThreadingTCPServer):

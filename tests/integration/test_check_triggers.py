@@ -14,7 +14,10 @@ from tests.support.fix_postgres import Database
 from tests.support.fix_roles import Roles
 
 NAME = "noted_changes"
-CATALOG = "SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_namespace)"
+CATALOG = (
+    "SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_trigger), (SELECT count(*) "
+    "FROM pg_namespace)"
+)
 
 
 def check(database: Database, directory: Path, dsn: str | None = None) -> CheckReport:
@@ -32,7 +35,9 @@ def check(database: Database, directory: Path, dsn: str | None = None) -> CheckR
     return report
 
 
-def test_a_source_that_can_have_triggers_has_no_problem_and_keeps_no_trace(database: Database, tmp_path: Path) -> None:
+def test_a_source_that_can_have_triggers_has_no_problem_and_keeps_no_trace(
+    database: Database, tmp_path: Path
+) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     report = check(database, tmp_path)
     assert report.problems == []
@@ -53,7 +58,9 @@ def test_statements_for_an_unprivileged_role_work(database: Database, roles: Rol
     assert check(database, tmp_path, dsn).problems == []
 
 
-def test_statements_for_a_table_owner_work_with_a_foreign_change_table(database: Database, roles: Roles, tmp_path: Path) -> None:
+def test_statements_for_a_table_owner_work_with_a_foreign_change_table(
+    database: Database, roles: Roles, tmp_path: Path
+) -> None:
     owner, plain = roles.create("owner"), roles.create("plain")
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     database.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT SELECT ON orders TO {plain}")

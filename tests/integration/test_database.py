@@ -39,7 +39,9 @@ def held_version(postgres_server: PostgresServer) -> int:
 
 
 @pytest.mark.versions(14, 18)
-def test_module_fixture_is_created_again_for_another_version(held_version: int, postgres_version: int) -> None:
+def test_module_fixture_is_created_again_for_another_version(
+    held_version: int, postgres_version: int
+) -> None:
     assert held_version == postgres_version
 
 
@@ -52,7 +54,9 @@ def test_a_database_is_dropped_even_while_its_slot_is_being_read(postgres_server
     created = postgres_server.create_database()
     created.execute("CREATE PUBLICATION p FOR ALL TABLES")
     created.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", f"{created.name}_s")
-    command = f"START_REPLICATION SLOT {created.name}_s LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+    command = (
+        f"START_REPLICATION SLOT {created.name}_s LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+    )
     with closing(psycopg.connect(created.dsn, autocommit=True, replication="database")) as reader:
         reader.pgconn.exec_(command.encode())
         created.close()
@@ -65,7 +69,10 @@ def test_a_database_is_dropped_even_while_its_slot_is_being_read(postgres_server
     ("dsn", "url"),
     [
         ("host=db.example port=6432 user=cdc dbname=x", "postgresql://cdc@db.example:6432/y"),
-        ("postgresql://cdc:p%40ss@db.example/x?sslmode=require", "postgresql://cdc:p%40ss@db.example:5432/y?sslmode=require"),
+        (
+            "postgresql://cdc:p%40ss@db.example/x?sslmode=require",
+            "postgresql://cdc:p%40ss@db.example:5432/y?sslmode=require",
+        ),
         ("host=/run/postgresql user=cdc", "postgresql://cdc@/y?host=%2Frun%2Fpostgresql"),
     ],
 )

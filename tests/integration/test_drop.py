@@ -59,9 +59,15 @@ class Source:
     def left(self) -> set[str]:
         """Of slot, publication and trigger."""
         found = {
-            name for (name,) in self.database.query("SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()")
+            name
+            for (name,) in self.database.query(
+                "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database()"
+            )
         }
-        found |= {f"publication {name}" for (name,) in self.database.query("SELECT pubname::text FROM pg_publication")}
+        found |= {
+            f"publication {name}"
+            for (name,) in self.database.query("SELECT pubname::text FROM pg_publication")
+        }
         with connect(self.config.source.address()) as connection:
             return found | ({"trigger"} if is_installed(connection) else set())
 
@@ -74,7 +80,10 @@ def source(database: Database, tmp_path: Path) -> Source:
 def test_change_table_and_triggers_go(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY)")
     path = tmp_path / "pipeline.yaml"
-    path.write_text(yaml.safe_dump(mirror_document(database, source={"dsn": database.dsn, "capture": "trigger"})), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(mirror_document(database, source={"dsn": database.dsn, "capture": "trigger"})),
+        encoding="utf-8",
+    )
     config = load_config(path)
     ensure_trigger_coverage(config.source.address(), config.slot, [ITEMS], manage=True)
     with connect(config.source.address()) as reader:
@@ -82,7 +91,9 @@ def test_change_table_and_triggers_go(database: Database, tmp_path: Path) -> Non
         with pytest.raises(SlotBusyError):
             plan_drop(config)
     plan = plan_drop(config)
-    assert plan.dropped == [f"change table {config.slot}, with its triggers on all tables and all unread changes"]
+    assert plan.dropped == [
+        f"change table {config.slot}, with its triggers on all tables and all unread changes"
+    ]
     run_drop(config, plan)
     assert database.query("SELECT count(*) FROM pg_trigger") == [(0,)]
     assert plan_drop(config).dropped == []

@@ -37,14 +37,18 @@ def test_server_offers_logical_replication_over_tcp(version: int, directory: Pat
         assert server.dsn() == f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
         with psycopg.connect(server.dsn()) as connection:
             assert connection.info.server_version // 10_000 == version
-            assert connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput') IS NOT NULL").fetchone() == (True,)
+            assert connection.execute(
+                "SELECT pg_create_logical_replication_slot('s', 'pgoutput') IS NOT NULL"
+            ).fetchone() == (True,)
             assert connection.execute("SHOW wal_sender_timeout").fetchone() == ("64s",)
     assert not server.running
 
 
 def test_the_usual_server_brings_its_client_programs(directory: Path) -> None:
     server = EmbeddedPostgres(directory / "data")
-    help_text = subprocess.run([server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True).stdout
+    help_text = subprocess.run(
+        [server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert "--slot" in help_text
     with pytest.raises(EnvironmentUnfitError, match="no program pg_nonsense"):
         server.bin("pg_nonsense")
@@ -62,9 +66,15 @@ def test_data_and_port_outlive_a_restart(mode: str, directory: Path) -> None:
 
 
 def test_a_data_directory_can_be_used_again(directory: Path) -> None:
-    with EmbeddedPostgres(directory / "data", fsync=False) as first, psycopg.connect(first.dsn(), autocommit=True) as connection:
+    with (
+        EmbeddedPostgres(directory / "data", fsync=False) as first,
+        psycopg.connect(first.dsn(), autocommit=True) as connection,
+    ):
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
-    with EmbeddedPostgres(directory / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+    with (
+        EmbeddedPostgres(directory / "data", fsync=False) as second,
+        psycopg.connect(second.dsn()) as connection,
+    ):
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
     with pytest.raises(EnvironmentUnfitError, match="belongs to Postgres 18"):
         EmbeddedPostgres(directory / "data", 16).start()
@@ -89,7 +99,10 @@ def test_a_server_left_behind_is_ended_before_its_data_is_opened_again(directory
     first = EmbeddedPostgres(directory / "data", fsync=False)
     first.start()
     leftover = first.pid
-    with EmbeddedPostgres(directory / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+    with (
+        EmbeddedPostgres(directory / "data", fsync=False) as second,
+        psycopg.connect(second.dsn()) as connection,
+    ):
         assert connection.execute("SELECT 1").fetchone() == (1,)
         assert second.pid != leftover
     first.stop()

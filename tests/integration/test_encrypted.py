@@ -32,8 +32,24 @@ def dsn() -> Iterator[str]:
         data = directory / "data"
         with EmbeddedPostgres(data, VERSION, fsync=False):
             pass
-        request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-        subprocess.run([*request, "-keyout", "server.key", "-out", "server.crt"], cwd=data, check=True, capture_output=True)
+        request = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+        ]
+        subprocess.run(
+            [*request, "-keyout", "server.key", "-out", "server.crt"],
+            cwd=data,
+            check=True,
+            capture_output=True,
+        )
         owner = data.stat()
         for name in ("server.key", "server.crt"):
             (data / name).chmod(0o600)

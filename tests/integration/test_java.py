@@ -39,7 +39,9 @@ PROGRAMS = ("bash", "sh", "dirname", "ps", "cat", "env", "uname")
 
 
 @pytest.mark.spark
-def test_a_job_runs_on_the_bundled_jre_when_no_java_is_found_and_secrets_are_no_arguments(tmp_path: Path) -> None:
+def test_a_job_runs_on_the_bundled_jre_when_no_java_is_found_and_secrets_are_no_arguments(
+    tmp_path: Path,
+) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in PROGRAMS:
@@ -52,7 +54,13 @@ def test_a_job_runs_on_the_bundled_jre_when_no_java_is_found_and_secrets_are_no_
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     done = subprocess.run(
-        [sys.executable, "-c", RUNS_A_JOB], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-c", RUNS_A_JOB],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rows 45 java " in done.stdout

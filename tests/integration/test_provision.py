@@ -7,7 +7,14 @@ import threading
 import pytest
 
 from penstock.capture.provision import ensure_capture
-from penstock.errors import AuthenticationError, ConnectionLostError, PrivilegeError, PublicationError, SlotBusyError, SlotForeignError
+from penstock.errors import (
+    AuthenticationError,
+    ConnectionLostError,
+    PrivilegeError,
+    PublicationError,
+    SlotBusyError,
+    SlotForeignError,
+)
 from penstock.position import Position
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, probe_chunks, read_chunk
@@ -24,7 +31,9 @@ ITEMS = TableName("public", "items")
 
 @pytest.fixture
 def address(database: Database) -> SourceAddress:
-    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE items (id int PRIMARY KEY)")
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE items (id int PRIMARY KEY)"
+    )
     return SourceAddress.parse(database.dsn)
 
 
@@ -32,7 +41,9 @@ def _slot_name(database: Database) -> str:
     return f"slot_{database.name}"
 
 
-def test_missing_objects_are_created_and_existing_ones_kept(database: Database, address: SourceAddress) -> None:
+def test_missing_objects_are_created_and_existing_ones_kept(
+    database: Database, address: SourceAddress
+) -> None:
     slot = _slot_name(database)
     first, added = ensure_capture(address, slot, "pub", [ORDERS])
     assert first.confirmed > Position.ZERO
@@ -42,11 +53,15 @@ def test_missing_objects_are_created_and_existing_ones_kept(database: Database, 
     assert added == []
     _, added = ensure_capture(address, slot, "pub", [ORDERS, ITEMS])
     assert added == [ITEMS]
-    published = database.query("SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = 'pub' ORDER BY 2")
+    published = database.query(
+        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = 'pub' ORDER BY 2"
+    )
     assert published == [("public", "items"), ("public", "orders")]
 
 
-def test_the_publication_exists_before_the_slot(database: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_publication_exists_before_the_slot(
+    database: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pgoutput uses the catalog as of the change: a slot created first would fail on older changes."""
     seen: list[int] = []
 
@@ -67,7 +82,9 @@ class _StopError(Exception):
 def test_a_slot_of_another_plugin_is_refused(database: Database, address: SourceAddress) -> None:
     """L09."""
     slot = _slot_name(database)
-    database.query("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", slot) if _has_test_decoding(database) else (
+    database.query(
+        "SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", slot
+    ) if _has_test_decoding(database) else (
         database.query("SELECT pg_create_physical_replication_slot(%s, true)", slot)
     )
     try:
@@ -127,12 +144,17 @@ def test_a_snapshot_is_exact_at_its_fence(database: Database, address: SourceAdd
             chunks = plan_chunks(connection, table, schema, 8192, None)
         assert len(chunks) > 3
         values = [
-            value for chunk in chunks for batch in read_chunk(address, exported.name, chunk) for value in batch.column("v").to_pylist()
+            value
+            for chunk in chunks
+            for batch in read_chunk(address, exported.name, chunk)
+            for value in batch.column("v").to_pylist()
         ]
         assert values == ["before"] * 1000
 
 
-def test_a_snapshot_waits_for_open_transactions_instead_of_missing_them(database: Database, address: SourceAddress) -> None:
+def test_a_snapshot_waits_for_open_transactions_instead_of_missing_them(
+    database: Database, address: SourceAddress
+) -> None:
     """N02."""
     held = database.connect()
     held.execute("INSERT INTO orders VALUES (7, 'open')")
@@ -141,14 +163,21 @@ def test_a_snapshot_waits_for_open_transactions_instead_of_missing_them(database
     with export_snapshot(address) as exported, connect(address) as connection:
         table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
         chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
-        rows = [row for chunk in chunks for batch in read_chunk(address, exported.name, chunk) for row in batch.column("id").to_pylist()]
+        rows = [
+            row
+            for chunk in chunks
+            for batch in read_chunk(address, exported.name, chunk)
+            for row in batch.column("id").to_pylist()
+        ]
     timer.join()
     held.close()
     assert rows == [7]
 
 
 @pytest.mark.parametrize("statement", ["VACUUM FULL orders", "TRUNCATE orders"])
-def test_a_rewrite_while_chunks_are_read_is_noticed(database: Database, address: SourceAddress, statement: str) -> None:
+def test_a_rewrite_while_chunks_are_read_is_noticed(
+    database: Database, address: SourceAddress, statement: str
+) -> None:
     from penstock.errors import SnapshotLostError
 
     database.execute("INSERT INTO orders SELECT g, repeat('x', 100) FROM generate_series(1, 1000) g")
@@ -161,7 +190,9 @@ def test_a_rewrite_while_chunks_are_read_is_noticed(database: Database, address:
             list(read_chunk(address, exported.name, chunks[1]))
 
 
-def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Database, address: SourceAddress) -> None:
+def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(
+    database: Database, address: SourceAddress
+) -> None:
     """ALTER TABLE keeps no old row versions: under an older snapshot the rewritten table looks empty."""
     from penstock.errors import SnapshotLostError
 
@@ -185,7 +216,9 @@ def test_a_probe_continues_after_an_unreadable_table(database: Database, address
         assert probe_chunks(address, exported.name, chunks) == {}
         database.execute("TRUNCATE items")
         assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}
-    assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}, "nothing can be read once the snapshot is released"
+    assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}, (
+        "nothing can be read once the snapshot is released"
+    )
 
 
 def test_included_columns_are_no_part_of_the_key(database: Database, address: SourceAddress) -> None:
@@ -205,14 +238,22 @@ def test_a_publication_that_leaves_changes_out_is_refused(database: Database, ad
 
 
 @pytest.mark.parametrize("change", ["nobody@", "/no_such_database"])
-def test_errors_that_a_retry_cannot_fix_are_not_called_a_lost_connection(database: Database, address: SourceAddress, change: str) -> None:
+def test_errors_that_a_retry_cannot_fix_are_not_called_a_lost_connection(
+    database: Database, address: SourceAddress, change: str
+) -> None:
     """C02."""
-    dsn = database.dsn.replace("postgres@", change) if "@" in change else database.dsn.replace(f"/{database.name}", change)
+    dsn = (
+        database.dsn.replace("postgres@", change)
+        if "@" in change
+        else database.dsn.replace(f"/{database.name}", change)
+    )
     with pytest.raises(AuthenticationError), connect(SourceAddress.parse(dsn)):
         pass
 
 
-def test_error_for_a_role_without_the_replication_right_says_so(database: Database, address: SourceAddress) -> None:
+def test_error_for_a_role_without_the_replication_right_says_so(
+    database: Database, address: SourceAddress
+) -> None:
     """C04."""
     role = f"plain_{database.name}"
     database.execute(f"CREATE ROLE {role} LOGIN")

@@ -34,12 +34,16 @@ class Source:
 
     def insert(self, low: int, high: int, note: str = "x") -> Position:
         """The position after the commit."""
-        self.database.execute("INSERT INTO public.t SELECT i, %s FROM generate_series(%s::bigint, %s) i", note, low, high)
+        self.database.execute(
+            "INSERT INTO public.t SELECT i, %s FROM generate_series(%s::bigint, %s) i", note, low, high
+        )
         return Position.parse(self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
     @property
     def confirmed(self) -> Position:
-        row = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        row = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(row[0][0])
 
     @property
@@ -72,7 +76,10 @@ def source(database: Database) -> Source:
 
 
 class Rows:
-    """Reads the ids of the rows in a stream. One for each stream, since the server describes a table once in a connection."""
+    """Reads the ids of the rows in a stream.
+
+    One for each stream, since the server describes a table once in a connection.
+    """
 
     def __init__(self, stream: ReplicationStream) -> None:
         self._stream = stream
@@ -92,7 +99,7 @@ def read_rows(stream: ReplicationStream, count: int) -> list[int]:
     return Rows(stream).read(count)
 
 
-# --- confirming ---------------------------------------------------------------------------------------------------------------
+# --- confirming ---------------------------------------------------------------------------------------------
 
 
 def test_slot_is_not_confirmed_before_confirm_is_called(source: Source) -> None:
@@ -102,7 +109,9 @@ def test_slot_is_not_confirmed_before_confirm_is_called(source: Source) -> None:
         end = source.insert(1, 1000)
         assert read_rows(stream, 1000) == list(range(1, 1001))
         # Several reports have reached the server by the time it knows that all was written.
-        wait_for(lambda: reported(source, "write") >= end, f"a report of {end}", lambda: reported(source, "write"))
+        wait_for(
+            lambda: reported(source, "write") >= end, f"a report of {end}", lambda: reported(source, "write")
+        )
         assert source.confirmed == before
     assert source.confirmed == before
     with source.stream() as stream:
@@ -111,12 +120,18 @@ def test_slot_is_not_confirmed_before_confirm_is_called(source: Source) -> None:
 
 def reported(source: Source, kind: str) -> Position:
     """A position that the stream reported to the server: written or flushed."""
-    row = source.database.query("SELECT to_jsonb(r) ->> %s FROM pg_stat_replication r WHERE pid = %s", f"{kind}_lsn", walsender(source))
+    row = source.database.query(
+        "SELECT to_jsonb(r) ->> %s FROM pg_stat_replication r WHERE pid = %s",
+        f"{kind}_lsn",
+        walsender(source),
+    )
     return Position.parse(row[0][0]) if row and row[0][0] else Position.ZERO
 
 
 def walsender(source: Source) -> int | None:
-    row = source.database.query("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", source.slot)
+    row = source.database.query(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    )
     pid: int | None = row[0][0]
     return pid
 
@@ -136,7 +151,11 @@ def test_confirm_moves_the_slot_and_never_backwards(source: Source) -> None:
         stream.confirm(middle)
         last = source.insert(21, 21)
         assert read_rows(stream, 1) == [21]
-        wait_for(lambda: reported(source, "write") >= last, f"a report of {last}", lambda: reported(source, "write"))
+        wait_for(
+            lambda: reported(source, "write") >= last,
+            f"a report of {last}",
+            lambda: reported(source, "write"),
+        )
         assert reported(source, "flush") == Position.ZERO
         stream.confirm(last)
         wait_for(lambda: source.confirmed >= last, f"the slot at {last}", lambda: source.confirmed)
@@ -160,7 +179,7 @@ def test_closing_releases_the_slot_at_once(source: Source) -> None:
     assert time.monotonic() - started < 2.0
 
 
-# --- flow --------------------------------------------------------------------------------------------------------------------------
+# --- flow ---------------------------------------------------------------------------------------------------
 
 
 def test_stuck_consumer_is_kept_alive_and_the_buffer_stays_bounded(source: Source) -> None:
@@ -202,7 +221,7 @@ def test_small_transaction_is_handed_over_without_waiting_for_more(source: Sourc
     assert sorted(delays)[10] < 0.1, delays
 
 
-# --- trouble ------------------------------------------------------------------------------------------------------------------------
+# --- trouble ------------------------------------------------------------------------------------------------
 
 
 def between(source: Source, proxy: ProxyFactory, **parameters: str) -> tuple[TcpProxy, SourceAddress]:
@@ -212,7 +231,9 @@ def between(source: Source, proxy: ProxyFactory, **parameters: str) -> tuple[Tcp
     return made, source.address.with_parameters({"host": made.host, "port": str(made.port), **parameters})
 
 
-def test_cut_connection_surfaces_from_take_after_received_changes(source: Source, proxy: ProxyFactory) -> None:
+def test_cut_connection_surfaces_from_take_after_received_changes(
+    source: Source, proxy: ProxyFactory
+) -> None:
     network, address = between(source, proxy)
     with source.stream(address) as stream:
         source.insert(1, 100)

@@ -31,7 +31,9 @@ STATEMENTS = [
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_server_errors_about_row_values_are_not_repeated(database: Database, caplog: pytest.LogCaptureFixture, statement: str) -> None:
+def test_server_errors_about_row_values_are_not_repeated(
+    database: Database, caplog: pytest.LogCaptureFixture, statement: str
+) -> None:
     database.execute(TELL)
     with pytest.raises(PenstockError) as caught, connect(SourceAddress.parse(database.dsn)) as connection:
         connection.execute(statement)

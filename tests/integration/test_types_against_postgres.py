@@ -26,7 +26,8 @@ RANDOM_VALUES = {
     **NUMBERS,
     "numeric(38,0)": "(random() * 1e18)::numeric(38,0) * (random() * 1e18)::numeric(38,0)",
     "numeric": "round(((random() - 0.5) * 1e15)::numeric, (random() * 18)::int)",
-    "text": "CASE WHEN random() < 0.5 THEN chr((random() * 50000)::int + 1) || E'\\n' ELSE md5(random()::text) END",
+    "text": "CASE WHEN random() < 0.5 THEN chr((random() * 50000)::int + 1) || E'\\n' ELSE "
+    "md5(random()::text) END",
     "varchar(40)": "md5(random()::text)",
     "bytea": "decode(substr(md5(random()::text), 1, 2 * (random() * 16)::int), 'hex')",
     "date": "date '0001-01-01' + (random() * 3652058)::int",
@@ -49,10 +50,22 @@ LIMITS = {
     "text": ["", "é漢🙂", "'\"\\"],
     "bytea": ["\\x", "\\x00ff"],
     "date": ["0001-01-01", "9999-12-31", "infinity", "-infinity", "0044-03-15 BC", "5874897-12-31"],
-    "timestamp": ["infinity", "-infinity", "4713-01-01 00:00:00 BC", "294276-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999"],
+    "timestamp": [
+        "infinity",
+        "-infinity",
+        "4713-01-01 00:00:00 BC",
+        "294276-12-31 23:59:59.999999",
+        "9999-12-31 23:59:59.999999",
+    ],
     "money": ["92233720368547758.07", "-92233720368547758.08"],
     "interval": ["infinity", "-infinity"],
-    "timestamptz": ["infinity", "-infinity", "4713-01-01 00:00:00+00 BC", "294276-12-31 23:59:59.999999+00", "0001-01-01 00:00:00+00"],
+    "timestamptz": [
+        "infinity",
+        "-infinity",
+        "4713-01-01 00:00:00+00 BC",
+        "294276-12-31 23:59:59.999999+00",
+        "0001-01-01 00:00:00+00",
+    ],
 }
 
 
@@ -68,21 +81,34 @@ def test_values_that_postgres_renders_are_read_exactly_or_marked(settled: Databa
     settled.execute(f"INSERT INTO v (x) SELECT {RANDOM_VALUES[type_name]} FROM generate_series(1, 500)")
     for text in [*LIMITS.get(type_name, []), None]:
         settled.execute("INSERT INTO v (x) VALUES (%s)", text)
-    oid, modifier = settled.query("SELECT atttypid::int8, atttypmod FROM pg_attribute WHERE attrelid = 'v'::regclass AND attname = 'x'")[0]
+    oid, modifier = settled.query(
+        "SELECT atttypid::int8, atttypmod FROM pg_attribute WHERE attrelid = 'v'::regclass AND attname = 'x'"
+    )[0]
     texts = [row[0] for row in settled.query(f"SELECT {_written('x')} FROM v ORDER BY at")]
     decoded = decode_text(pa.array(texts, pa.string()), oid, modifier)
     marks = decoded.inexact.to_pylist() if decoded.inexact is not None else [False] * len(texts)
     values = decoded.values.to_pylist()
-    assert [value is None for value in values] == [mark or text is None for mark, text in zip(marks, texts, strict=True)]
+    assert [value is None for value in values] == [
+        mark or text is None for mark, text in zip(marks, texts, strict=True)
+    ]
     # Back to Postgres: the decoded value, cast to the type, equals the stored one.
-    held = {at: _for_postgres(value) for at, (value, mark) in enumerate(zip(values, marks, strict=True), 1) if not (value is None or mark)}
-    read = f"unnest(%s::int[], %s::text[]) AS held (at, text) JOIN v USING (at) WHERE x IS DISTINCT FROM text::{type_name}"
+    held = {
+        at: _for_postgres(value)
+        for at, (value, mark) in enumerate(zip(values, marks, strict=True), 1)
+        if not (value is None or mark)
+    }
+    read = (
+        "unnest(%s::int[], %s::text[]) AS held (at, text) JOIN v USING (at) WHERE x IS DISTINCT FROM "
+        f"text::{type_name}"
+    )
     assert settled.query(f"SELECT at FROM {read}", list(held), list(held.values())) == []
     assert sum(marks) == _unholdable(settled, type_name)
 
 
 def _written(column: str) -> str:
-    """By the output function of its type, as a stream has it; a cast to text may write more, as that of inet does."""
+    """By the output function of its type, as a stream has it; a cast to text may write more, as that of inet
+    does.
+    """
     return f'CASE WHEN "{column}" IS NOT NULL THEN format(\'%s\', "{column}") END'
 
 
@@ -111,7 +137,9 @@ def test_the_stream_of_a_real_server_decodes_to_the_rows_of_its_table(settled: D
     slot = f"{settled.name}_types"
     settled.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", slot)
     values = ", ".join(RANDOM_VALUES.values())
-    settled.execute(f"INSERT INTO source SELECT i, {values}, repeat('x', 3000 * (i % 2)) FROM generate_series(1, 200) i")
+    settled.execute(
+        f"INSERT INTO source SELECT i, {values}, repeat('x', 3000 * (i % 2)) FROM generate_series(1, 200) i"
+    )
     settled.execute("UPDATE source SET int4 = -1 WHERE id % 5 = 0")
     settled.execute("UPDATE source SET id = id + 1000 WHERE id % 7 = 0")
     settled.execute("DELETE FROM source WHERE id % 11 = 0")
@@ -119,15 +147,23 @@ def test_the_stream_of_a_real_server_decodes_to_the_rows_of_its_table(settled: D
     steps = PgOutputDecoder().decode(_messages(settled, slot))
     mirrored = _mirror(steps)
     names = ["id", *RANDOM_VALUES, "big"]
-    texts = settled.query("SELECT " + ", ".join(_written(name) for name in names) + " FROM source ORDER BY source.id")
+    texts = settled.query(
+        "SELECT " + ", ".join(_written(name) for name in names) + " FROM source ORDER BY source.id"
+    )
     types = {
         name: (oid, modifier)
         for name, oid, modifier in settled.query(
-            "SELECT attname, atttypid::int8, atttypmod FROM pg_attribute WHERE attrelid = 'source'::regclass AND attnum > 0"
+            "SELECT attname, atttypid::int8, atttypmod FROM pg_attribute "
+            "WHERE attrelid = 'source'::regclass AND attnum > 0"
         )
     }
-    expected = [decode_text(pa.array([row[at] for row in texts]), *types[name]).values.to_pylist() for at, name in enumerate(names)]
-    assert [[row[name] for name in names] for _, row in sorted(mirrored.items())] == [list(row) for row in zip(*expected, strict=True)]
+    expected = [
+        decode_text(pa.array([row[at] for row in texts]), *types[name]).values.to_pylist()
+        for at, name in enumerate(names)
+    ]
+    assert [[row[name] for name in names] for _, row in sorted(mirrored.items())] == [
+        list(row) for row in zip(*expected, strict=True)
+    ]
 
 
 def _messages(database: Database, slot: str) -> list[bytes]:

@@ -41,15 +41,27 @@ def test_S02_S05_a_trigger_hint_about_columns_is_right_or_absent(plan: list[list
         position = Position.of(number * 10)
         for act in transaction:
             if source.do(act) is None:
-                alterations.append(Alteration(77, position, {column.number: column.name for column in source.columns}))
+                alterations.append(
+                    Alteration(77, position, {column.number: column.name for column in source.columns})
+                )
             else:
-                slices.append(FileSlice(Path(), SegmentFile(source.schema(), "", 1, 1, ChangeCounts(), position, position), None, None))
+                slices.append(
+                    FileSlice(
+                        Path(),
+                        SegmentFile(source.schema(), "", 1, 1, ChangeCounts(), position, position),
+                        None,
+                        None,
+                    )
+                )
                 truth.append(numbers_of(source))
     shapes = [
-        [numbers for _, numbers in group] for _, group in groupby(zip(slices, truth, strict=True), key=lambda each: each[0].file.schema)
+        [numbers for _, numbers in group]
+        for _, group in groupby(zip(slices, truth, strict=True), key=lambda each: each[0].file.schema)
     ]
     now = Numbering(numbers_of(source), source.width)
-    answers = trace([len(each[0]) for each in shapes], before, now, resolve_attnums(slices, alterations, first))
+    answers = trace(
+        [len(each[0]) for each in shapes], before, now, resolve_attnums(slices, alterations, first)
+    )
     for numbers, answer in zip(shapes, answers, strict=True):
         assert answer is None or set(numbers) == {answer}
     event(f"all known: {None not in answers}")

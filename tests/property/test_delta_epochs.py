@@ -1,4 +1,6 @@
-"""Random histories in random epochs, committed to a Delta table by our own code: each epoch equals the model."""
+"""Random histories in random epochs, committed to a Delta table by our own code: each epoch equals the
+model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from tests.support.delta_tables import (
     state_of,
 )
 from tests.support.property.delta_lake import MODES, lake
-from tests.support.property.histories import HEAP, TABLES, Sizes, epochs, heap_of, layout_of, sizes, source_model
+from tests.support.property.histories import (
+    HEAP,
+    TABLES,
+    Sizes,
+    epochs,
+    heap_of,
+    layout_of,
+    sizes,
+    source_model,
+)
 from tests.support.property.source_model import canonical
 from tests.support.sinks.history import ODD
 
@@ -31,7 +42,9 @@ from tests.support.sinks.history import ODD
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes)
-def test_after_every_epoch_the_delta_table_equals_the_model(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
+def test_after_every_epoch_the_delta_table_equals_the_model(
+    table: TableSchema, mode: Mode, sizes: Sizes
+) -> None:
     source = source_model(table, sizes)
     layout = layout_of(table, mode)
     with lake(layout, source.fence, source.expected(mode, source.fence), mapped=table is ODD) as target:
@@ -49,7 +62,9 @@ def test_after_every_epoch_the_delta_table_equals_the_model(table: TableSchema, 
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes, size=st.integers(2000, 8000))
-def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(mode: Mode, sizes: Sizes, size: int) -> None:
+def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(
+    mode: Mode, sizes: Sizes, size: int
+) -> None:
     source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
     with (
@@ -66,7 +81,9 @@ def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(mode: Mod
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes, rows=st.integers(1, 30))
-def test_an_epoch_in_steps_gives_the_same_rows_and_each_step_equals_the_source(mode: Mode, sizes: Sizes, rows: int) -> None:
+def test_an_epoch_in_steps_gives_the_same_rows_and_each_step_equals_the_source(
+    mode: Mode, sizes: Sizes, rows: int
+) -> None:
     source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
     with lake(layout, source.fence, source.expected(mode, source.fence), mapped=True) as target:
@@ -105,4 +122,6 @@ def test_K15_an_append_log_only_grows(sizes: Sizes) -> None:
             target.apply(ODD, each)
             assert files <= set(state_of(target.path).files)
         found = [(row["_commit_version"], row["_ordinal"]) for row in rows_of(target.path)]
-    assert sorted(found) == [(each.position, change.ordinal) for each in source.log for change in each.changes]
+    assert sorted(found) == [
+        (each.position, change.ordinal) for each in source.log for change in each.changes
+    ]

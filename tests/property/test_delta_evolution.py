@@ -47,8 +47,14 @@ class DeltaTarget:
         self.known = FollowingTarget.copy(source)
         layout = self._layout()
         create_table(self.path, layout, mapped=True)
-        added = {EXACT: None, **layout.mode.snapshot_values(Position.of(100), datetime.fromtimestamp(100, UTC))}
-        add_rows(self.path, pa.Table.from_pylist([{**row, **added} for row in source.table().values()], layout.schema))
+        added = {
+            EXACT: None,
+            **layout.mode.snapshot_values(Position.of(100), datetime.fromtimestamp(100, UTC)),
+        }
+        add_rows(
+            self.path,
+            pa.Table.from_pylist([{**row, **added} for row in source.table().values()], layout.schema),
+        )
         self._writer = SpoolWriter(root / "spool", Position.of(100))
         self._reader = SpoolReader(root / "spool")
         self._position = 100
@@ -61,12 +67,16 @@ class DeltaTarget:
         for change in changes:
             self._position += 10
             row = {name: Value(value) for name, value in change.row.items()}
-            self._writer.append(whole(change.schema, [Transaction(self._position, (LogChange(KINDS[change.kind], 0, row),))]))
+            self._writer.append(
+                whole(change.schema, [Transaction(self._position, (LogChange(KINDS[change.kind], 0, row),))])
+            )
         self._writer.seal()
         end = Position.of(self._position)
         slices = self._reader.read(Position.of(start), end).tables[NAME].slices
         state = state_of(self.path)
-        views, evolution = known.follow([version for version, _ in groupby(each.file.schema for each in slices)], source.shape())
+        views, evolution = known.follow(
+            [version for version, _ in groupby(each.file.schema for each in slices)], source.shape()
+        )
         if evolution is None:
             epoch = DeltaCommit(self.path, APPLICATION, self._layout(), state, end, slices, views=views)
         else:
@@ -74,7 +84,15 @@ class DeltaTarget:
             evolved = evolve_state(state, evolution, self.mode, {})
             fills = evolved.fills if evolved.is_rewritten else None
             epoch = DeltaCommit(
-                self.path, APPLICATION, self._layout(), evolved.state, end, slices, views=views, declared=evolved.actions, fills=fills
+                self.path,
+                APPLICATION,
+                self._layout(),
+                evolved.state,
+                end,
+                slices,
+                views=views,
+                declared=evolved.actions,
+                fills=fills,
             )
         assert epoch.apply(InlineExecutors())
         assert state_of(self.path).version == state.version + 1
@@ -90,7 +108,11 @@ def test_S01_to_S06_a_delta_table_follows_in_the_commit_that_needs_it(plan: list
     with tempfile.TemporaryDirectory() as directory:
         target = DeltaTarget(Path(directory) / "0", source)
         for number, some in enumerate(plan, 1):
-            changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
+            changes = [
+                change
+                for act in (*some, ("write", 50 + number, ""))
+                if (change := source.do(act)) is not None
+            ]
             try:
                 target.apply(changes, source)
             except ResyncRequired:
@@ -130,7 +152,10 @@ class FormerColumns:
         last = {key: at for at, (key, _) in enumerate(self.versions)}
         chosen = range(len(self.versions)) if mode is Mode.HISTORY else last.values()
         return Counter(
-            (*(self.versions[at][1][column.number] for column in self.source.columns), (at in live) is (mode is Mode.HISTORY))
+            (
+                *(self.versions[at][1][column.number] for column in self.source.columns),
+                (at in live) is (mode is Mode.HISTORY),
+            )
             for at in chosen
         )
 
@@ -140,21 +165,30 @@ class FormerColumns:
 @given(st.lists(st.lists(acts, max_size=5), min_size=1, max_size=4))
 @example([[("write", 1, "a"), ("add", 1, "b"), ("write", 1, "a"), ("delete", 2, "a")], [("delete", 1, "a")]])
 @example([[("write", 1, "a"), ("delete", 2, "a")], [("add", 1, "b"), ("delete", 1, "a")]])
-def test_S01_former_versions_get_an_added_column_however_large_an_epoch(mode: Mode, plan: list[list[Act]]) -> None:
+def test_S01_former_versions_get_an_added_column_however_large_an_epoch(
+    mode: Mode, plan: list[list[Act]]
+) -> None:
     past = FormerColumns(Source())
     with tempfile.TemporaryDirectory() as directory:
         target = DeltaTarget(Path(directory) / "0", past.source, mode)
         for number, some in enumerate(plan, 1):
             # A default that differs from row to row is known to the source only, and is never followed here.
             plain = [(kind, which % 2 if kind == "add" else which, name) for kind, which, name in some]
-            changes = [change for act in (*plain, ("write", 50 + number, "")) if (change := past.do(act)) is not None]
+            changes = [
+                change for act in (*plain, ("write", 50 + number, "")) if (change := past.do(act)) is not None
+            ]
             try:
                 target.apply(changes, past.source)
             except ResyncRequired:
                 past = FormerColumns(past.source)
                 target = DeltaTarget(Path(directory) / str(number), past.source, mode)
-            names = [*(column.name for column in past.source.columns), CURRENT if mode is Mode.HISTORY else DELETED]
-            assert Counter(tuple(row[name] for name in names) for row in rows_of(target.path)) == past.expected(mode)
+            names = [
+                *(column.name for column in past.source.columns),
+                CURRENT if mode is Mode.HISTORY else DELETED,
+            ]
+            assert Counter(
+                tuple(row[name] for name in names) for row in rows_of(target.path)
+            ) == past.expected(mode)
 
 
 class Heap(Source):
@@ -172,4 +206,6 @@ def test_S01_a_row_identified_by_all_columns_is_found_by_a_column_that_was_just_
     gone = Change(heap.schema(), "delete", heap.table()[1])
     del heap.rows[1]
     target.apply([gone], heap)
-    assert [{name: row[name] for name in ("id", "a", "b")} for row in rows_of(target.path)] == list(heap.table().values())
+    assert [{name: row[name] for name in ("id", "a", "b")} for row in rows_of(target.path)] == list(
+        heap.table().values()
+    )

@@ -53,7 +53,9 @@ def test_S05_S06_a_following_target_equals_the_source_after_any_change_applied_a
             followed["applied"] += 1
         names = [column.name for column in truth.columns]
         assert {key: {name: row[name] for name in names} for key, row in target.rows.items()} == truth.table()
-        assert {name: target.columns.field(name).type for name in names} == {each.name: each.column().arrow_type for each in truth.columns}
+        assert {name: target.columns.field(name).type for name in names} == {
+            each.name: each.column().arrow_type for each in truth.columns
+        }
     event(f"copied {followed['copied'] > 0}, applied {followed['applied'] > 0}")
 
 
@@ -61,7 +63,9 @@ def test_S05_S06_a_following_target_equals_the_source_after_any_change_applied_a
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["write", "delete", "add", "drop", "rename", "swap", "widen"]), st.integers(0, 5), st.sampled_from(NAMES)
+            st.sampled_from(["write", "delete", "add", "drop", "rename", "swap", "widen"]),
+            st.integers(0, 5),
+            st.sampled_from(NAMES),
         ),
         max_size=8,
     )
@@ -75,4 +79,6 @@ def test_S01_S02_S03_S04_single_changes_with_writes_in_between_need_no_copy(plan
         last = source.do(("write", 100 + number, name))
         target.apply([change for change in (first, last) if change is not None], source.shape())
         names = [column.name for column in source.columns]
-        assert {key: {each: row[each] for each in names} for key, row in target.rows.items()} == source.table()
+        assert {
+            key: {each: row[each] for each in names} for key, row in target.rows.items()
+        } == source.table()

@@ -18,7 +18,17 @@ from penstock.sinks.layout import Layout
 from penstock.sinks.modes import CURRENT, VALID_FROM, VALID_TO, Mode
 from penstock.sinks.row_chains import NewRows
 from penstock.sinks.slice_reader import Part, select_part
-from tests.support.property.histories import HEAP, KEYED, TABLES, Sizes, epochs, heap_of, layout_of, sizes, source_model
+from tests.support.property.histories import (
+    HEAP,
+    KEYED,
+    TABLES,
+    Sizes,
+    epochs,
+    heap_of,
+    layout_of,
+    sizes,
+    source_model,
+)
 from tests.support.property.source_model import PlainTarget, Record, canonical, changes_table, record_of
 from tests.support.sinks.history import ODD
 
@@ -47,7 +57,9 @@ def test_after_every_epoch_the_target_equals_the_model(table: TableSchema, mode:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=15, deadline=None)
 @given(sizes=sizes)
-def test_K16_a_history_has_no_overlap_no_gap_and_one_current_row_for_each_live_key(table: TableSchema, sizes: Sizes) -> None:
+def test_K16_a_history_has_no_overlap_no_gap_and_one_current_row_for_each_live_key(
+    table: TableSchema, sizes: Sizes
+) -> None:
     source = source_model(table, sizes)
     layout = layout_of(table, Mode.HISTORY)
     target = PlainTarget(layout, source.expected(Mode.HISTORY, source.fence))
@@ -61,10 +73,17 @@ def test_K16_a_history_has_no_overlap_no_gap_and_one_current_row_for_each_live_k
         for rows in versions.values():
             assert all(row[VALID_TO] is None for row in rows if row[CURRENT])
             assert all(row[VALID_FROM] < row[VALID_TO] for row in rows if not row[CURRENT])
-            assert all(not before[CURRENT] and before[VALID_TO] <= after[VALID_FROM] for before, after in pairwise(rows))
+            assert all(
+                not before[CURRENT] and before[VALID_TO] <= after[VALID_FROM]
+                for before, after in pairwise(rows)
+            )
     # A query as of any commit returns exactly the rows of the source.
     for position, rows in source.states.items():
-        valid = [row for row in target.rows if row[VALID_FROM] <= position and (row[CURRENT] or position < row[VALID_TO])]
+        valid = [
+            row
+            for row in target.rows
+            if row[VALID_FROM] <= position and (row[CURRENT] or position < row[VALID_TO])
+        ]
         own = layout_of(table, Mode.MIRROR)
         assert canonical(_own(valid, own), own) == canonical([record_of(row) for row in rows], own)
 
@@ -99,8 +118,13 @@ def test_the_parts_of_an_epoch_give_the_same_rows_as_the_whole(mode: Mode, sizes
     layout = layout_of(ODD, mode)
     changes = changes_table(ODD, source.log)
     target = PlainTarget(layout, source.expected(mode, source.fence))
-    outcomes = [fold(select_part(changes, layout, Part(index, count)), layout, target.lookup) for index in range(count)]
-    deleted, rows = (pa.concat_tables([getattr(each, name) for each in outcomes]) for name in ("deleted", "rows"))
+    outcomes = [
+        fold(select_part(changes, layout, Part(index, count)), layout, target.lookup)
+        for index in range(count)
+    ]
+    deleted, rows = (
+        pa.concat_tables([getattr(each, name) for each in outcomes]) for name in ("deleted", "rows")
+    )
     assert len({each.emptied for each in outcomes}) == 1
     target.apply(Outcome(outcomes[0].emptied, deleted, NewRows.of(rows)))
     assert canonical(target.rows, layout) == canonical(source.expected(mode, source.position), layout)

@@ -54,7 +54,9 @@ def test_a_case_is_the_same_whenever_it_is_run() -> None:
     assert [Lot(7).case(index) for index in range(20)] == [Lot(7).case(index) for index in range(20)]
 
 
-def test_a_decoder_that_loses_a_row_is_found_and_the_case_made_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_decoder_that_loses_a_row_is_found_and_the_case_made_small(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     writer = StreamWriter.start(3, 2)
     for _ in range(4):
         writer.transaction(8)

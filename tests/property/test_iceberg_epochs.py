@@ -1,4 +1,6 @@
-"""Epochs of an Iceberg table without Spark: the files that executors write, read as the specification says."""
+"""Epochs of an Iceberg table without Spark: the files that executors write, read as the specification
+says.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,16 @@ from penstock.sinks.row_values import View
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.support.delta_tables import InlineExecutors
 from tests.support.property.evolving import NAME, Act, Change, FollowingTarget, Source
-from tests.support.property.histories import HEAP, TABLES, Sizes, epochs, heap_of, layout_of, sizes, source_model
+from tests.support.property.histories import (
+    HEAP,
+    TABLES,
+    Sizes,
+    epochs,
+    heap_of,
+    layout_of,
+    sizes,
+    source_model,
+)
 from tests.support.property.source_model import Record, canonical
 from tests.support.sinks.history import ODD
 from tests.support.sinks.source import Change as LogChange
@@ -62,7 +73,9 @@ class PlainReader(TableReader):
             keys = pa.concat_tables([pq.read_table(each.keys).rename_columns(names) for each in wanted])
             rows = rows.filter(_equal(rows, keys, names))
         directory.mkdir(parents=True)
-        pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), directory / "rows.parquet")
+        pq.write_table(
+            rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), directory / "rows.parquet"
+        )
         return StoredFiles((str(directory / "rows.parquet"),), target.past.fills)
 
     @override
@@ -79,7 +92,9 @@ class PlainReader(TableReader):
 def projected(rows: pa.Table, target: EpochTarget) -> pa.Table:
     past, schema = target.past, target.layout.schema
     columns = [
-        pa.nulls(rows.num_rows, each.type) if each.name in past.added else rows.column(past.names.get(each.name, each.name)).cast(each.type)
+        pa.nulls(rows.num_rows, each.type)
+        if each.name in past.added
+        else rows.column(past.names.get(each.name, each.name)).cast(each.type)
         for each in schema
     ]
     return pa.table(columns, schema=schema)
@@ -125,7 +140,10 @@ class Lake:
         if evolution is not None:
             past = former_columns(evolution, 2)
             self.layout = Layout(evolution.columns, evolution.key, self.layout.mode)
-        fields = [pa.field(each.name, each.type, metadata={FIELD_ID: str(at)}) for at, each in enumerate(self.layout.schema, 1)]
+        fields = [
+            pa.field(each.name, each.type, metadata={FIELD_ID: str(at)})
+            for at, each in enumerate(self.layout.schema, 1)
+        ]
         place = SnapshotPlace(str(self._root / "data"), pa.schema(fields), f"epoch-{self.position}")
         target = EpochTarget("t", self.layout, place, past)
         change = self._writer.write(target, changes)
@@ -144,11 +162,19 @@ class Lake:
         for file in change.deletes:
             keys = pq.read_table(self._root / "data" / file.name)
             assert keys.column_names == list(change.columns)
-            self.rows = self.rows.filter(pa.array([not gone for gone in _equal(self.rows, keys, change.columns).to_pylist()], pa.bool_()))
+            self.rows = self.rows.filter(
+                pa.array(
+                    [not gone for gone in _equal(self.rows, keys, change.columns).to_pylist()], pa.bool_()
+                )
+            )
         self.rows = pa.concat_tables([self.rows, *map(self._read, change.files)])
 
     def _read(self, file: NewFile) -> pa.Table:
-        return pq.read_table(self._root / "data" / file.name).select(self.layout.schema.names).cast(self.layout.schema)
+        return (
+            pq.read_table(self._root / "data" / file.name)
+            .select(self.layout.schema.names)
+            .cast(self.layout.schema)
+        )
 
     def canonical(self) -> list[str]:
         return canonical(self.rows.to_pylist(), self.layout)
@@ -174,7 +200,9 @@ def follow(target: Lake, table: TableSchema, transactions: Sequence[Transaction]
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
-def test_after_every_epoch_the_iceberg_table_equals_the_model(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
+def test_after_every_epoch_the_iceberg_table_equals_the_model(
+    table: TableSchema, mode: Mode, sizes: Sizes
+) -> None:
     source = source_model(table, sizes)
     layout = layout_of(table, mode)
     with lake(layout, source.expected(mode, source.fence), source.fence) as target:
@@ -186,10 +214,15 @@ def test_after_every_epoch_the_iceberg_table_equals_the_model(table: TableSchema
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes, size=st.integers(2000, 8000))
-def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(mode: Mode, sizes: Sizes, size: int) -> None:
+def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(
+    mode: Mode, sizes: Sizes, size: int
+) -> None:
     source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
-    with pytest.MonkeyPatch.context() as patch, lake(layout, source.expected(mode, source.fence), source.fence) as target:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lake(layout, source.expected(mode, source.fence), source.fence) as target,
+    ):
         patch.setattr(shares, "BYTES_A_TASK", size)
         patch.setattr(slice_reader, "_PIECE_BYTES", size)
         patch.setattr(gathering, "SLICE_BYTES", size // 10)
@@ -217,7 +250,9 @@ def test_K15_an_append_log_only_grows(sizes: Sizes) -> None:
             follow(target, ODD, each)
         assert not any(change.deletes or change.is_whole for change in target.changes)
         found = [(row["_commit_version"], row["_ordinal"]) for row in target.rows.to_pylist()]
-    assert sorted(found) == [(each.position, change.ordinal) for each in source.log for change in each.changes]
+    assert sorted(found) == [
+        (each.position, change.ordinal) for each in source.log for change in each.changes
+    ]
 
 
 def test_an_epoch_of_inserts_is_shared_by_files_and_looks_nothing_up(tmp_path: Path) -> None:
@@ -240,20 +275,36 @@ def test_K11_a_truncate_of_one_of_several_tables_takes_its_rows_alone(tmp_path: 
     from.
     """
     columns = (Column("id", pa.int64(), 20), Column("note", pa.string(), 25))
-    members = [TableSchema(oid, TableName("public", name), columns, ("id",)) for oid, name in ((1, "a"), (2, "b"))]
-    layout = Layout(pa.schema([("id", pa.int64()), ("note", pa.string()), ("_source", pa.string())]), ("id", "_source"), mode)
+    members = [
+        TableSchema(oid, TableName("public", name), columns, ("id",)) for oid, name in ((1, "a"), (2, "b"))
+    ]
+    layout = Layout(
+        pa.schema([("id", pa.int64()), ("note", pa.string()), ("_source", pa.string())]),
+        ("id", "_source"),
+        mode,
+    )
     added = layout.mode.snapshot_values(Position.of(100), None)  # type: ignore[arg-type]
-    rows = [{"id": key, "note": "old", "_source": name, EXACT: None, **added} for name in "ab" for key in (1, 2)]
+    rows = [
+        {"id": key, "note": "old", "_source": name, EXACT: None, **added} for name in "ab" for key in (1, 2)
+    ]
     target = Lake(tmp_path, layout, rows)
     insert = LogChange(ChangeType.INSERT, 1, {"id": Value(3), "note": Value("new")})
     target.add(members[0], [Transaction(110, (LogChange(ChangeType.TRUNCATE, 0), insert))])
-    target.add(members[1], [Transaction(120, (LogChange(ChangeType.UPDATE_POSTIMAGE, 0, {"id": Value(1)}, ("note",)),))])
+    target.add(
+        members[1],
+        [Transaction(120, (LogChange(ChangeType.UPDATE_POSTIMAGE, 0, {"id": Value(1)}, ("note",)),))],
+    )
     changes = [target.spool(each.name, upto=each is members[1]) for each in members]
-    views = {each: View({"id": "id", "note": "note"}, {"_source": pa.scalar(each.name.name)}, source="_source") for each in members}
+    views = {
+        each: View({"id": "id", "note": "note"}, {"_source": pa.scalar(each.name.name)}, source="_source")
+        for each in members
+    }
     slices = [slice for each in changes if each is not None for slice in each.slices]
     counts = ChangeCounts(inserts=1, updates=1, truncates=1, unchanged=1)
     target.apply(TableChanges(TableName("public", "all"), slices, counts, views))
-    live = [row for row in target.rows.to_pylist() if row.get(CURRENT, True) and not row.get("_deleted", False)]
+    live = [
+        row for row in target.rows.to_pylist() if row.get(CURRENT, True) and not row.get("_deleted", False)
+    ]
     found = sorted((row["_source"], row["id"], row["note"]) for row in live)
     assert found == [("a", 3, "new"), ("b", 1, "old"), ("b", 2, "old")]
 
@@ -283,7 +334,11 @@ class FollowingLake:
         assert found is not None
         views, evolution = self.known.follow(found.schemas, source.shape())
         if evolution is not None:
-            self.known.columns, self.known.key, self.known.origin = evolution.columns, evolution.key, evolution.origin
+            self.known.columns, self.known.key, self.known.origin = (
+                evolution.columns,
+                evolution.key,
+                evolution.origin,
+            )
         self.lake.apply(replace(found, views=views), evolution)
 
     def rows(self, names: list[str]) -> dict[int, dict[str, object]]:
@@ -296,12 +351,18 @@ class FollowingLake:
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(deadline=None, max_examples=8)
 @given(plan=st.lists(st.lists(acts, max_size=4), min_size=1, max_size=4))
-def test_S01_to_S06_an_iceberg_table_follows_in_the_commit_that_needs_it(mode: Mode, plan: list[list[Act]]) -> None:
+def test_S01_to_S06_an_iceberg_table_follows_in_the_commit_that_needs_it(
+    mode: Mode, plan: list[list[Act]]
+) -> None:
     source = Source()
     with tempfile.TemporaryDirectory() as directory:
         target = FollowingLake(Path(directory) / "0", source, mode)
         for number, some in enumerate(plan, 1):
-            changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
+            changes = [
+                change
+                for act in (*some, ("write", 50 + number, ""))
+                if (change := source.do(act)) is not None
+            ]
             try:
                 target.apply(changes, source)
             except ResyncRequired:

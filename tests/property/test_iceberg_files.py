@@ -25,8 +25,14 @@ from penstock.sinks.modes import Mode
 from penstock.sinks.row_chains import NewRows
 
 PLAIN = Layout(pa.schema([("id", pa.int16()), ("note", pa.string())]), ("id",), Mode.MIRROR)
-BEYOND = Layout(pa.schema([("day", pa.date32()), ("id", pa.int32()), ("note", pa.string())]), ("day", "id"), Mode.MIRROR)
-INEXACT = Layout(pa.schema([("share", pa.float64()), ("id", pa.int32()), ("note", pa.string())]), ("share", "id"), Mode.MIRROR)
+BEYOND = Layout(
+    pa.schema([("day", pa.date32()), ("id", pa.int32()), ("note", pa.string())]), ("day", "id"), Mode.MIRROR
+)
+INEXACT = Layout(
+    pa.schema([("share", pa.float64()), ("id", pa.int32()), ("note", pa.string())]),
+    ("share", "id"),
+    Mode.MIRROR,
+)
 NAMELESS = Layout(pa.schema([("share", pa.float64()), ("note", pa.string())]), ("share",), Mode.MIRROR)
 NESTED = Layout(pa.schema([("list", pa.list_(pa.int32())), ("note", pa.string())]), ("list",), Mode.MIRROR)
 KEYLESS = Layout(pa.schema([("id", pa.int32()), ("share", pa.float64())]), (), Mode.MIRROR)
@@ -51,13 +57,21 @@ def _files_schema(layout: Layout) -> pa.Schema:
     """As an Iceberg table would have it; there is no int16 there."""
     types = [pa.int32() if each.type == pa.int16() else each.type for each in layout.schema]
     fields = zip(layout.schema.names, types, strict=True)
-    return pa.schema([pa.field(name, each, metadata={FIELD_ID: str(at).encode()}) for at, (name, each) in enumerate(fields, 1)])
+    return pa.schema(
+        [
+            pa.field(name, each, metadata={FIELD_ID: str(at).encode()})
+            for at, (name, each) in enumerate(fields, 1)
+        ]
+    )
 
 
 def _table(layout: Layout, rows: list[tuple[Key, str]], names: tuple[str, ...]) -> pa.Table:
     types = {each.name: each.type for each in layout.columns}
     columns = [pa.array([key[at][0] for key, _ in rows], types[name]) for at, name in enumerate(layout.key)]
-    exact = [[(name, part[1]) for name, part in zip(layout.key, key, strict=True) if part[1] is not None] or None for key, _ in rows]
+    exact = [
+        [(name, part[1]) for name, part in zip(layout.key, key, strict=True) if part[1] is not None] or None
+        for key, _ in rows
+    ]
     found = dict(zip(layout.key, columns, strict=True)) | {
         "note": pa.array([note for _, note in rows], pa.string()),
         EXACT: pa.array(exact, EXACT_TYPE),
@@ -82,9 +96,13 @@ class Lake:
     def commit(self, outcome: Outcome) -> pa.Table:
         written = write_outcome(outcome, self.task)
         if written.wanted is not None:
-            assert not list(self.directory.glob("*.parquet")), "a task that is done again has written nothing yet"
+            assert not list(self.directory.glob("*.parquet")), (
+                "a task that is done again has written nothing yet"
+            )
             held = (
-                self.stored if written.wanted.keys is None else self._matching(pq.read_table(written.wanted.keys), written.wanted.columns)
+                self.stored
+                if written.wanted.keys is None
+                else self._matching(pq.read_table(written.wanted.keys), written.wanted.columns)
             )
             path = self.directory / "scratch" / "rows.parquet"
             path.parent.mkdir(exist_ok=True)
@@ -94,16 +112,22 @@ class Lake:
         left = self.stored.slice(0, 0) if written.emptied else self.stored
         if written.deletes is not None:
             deletes = self._read(written.deletes)
-            columns = delete_columns(self.task.place.schema, self.layout.identity or self.layout.columns.names)
+            columns = delete_columns(
+                self.task.place.schema, self.layout.identity or self.layout.columns.names
+            )
             assert tuple(deletes.column_names) == columns
             taken = self._keys(deletes, columns)
-            left = left.filter(pa.array([key not in taken for key in self._keys(left, columns, as_list=True)], pa.bool_()))
+            left = left.filter(
+                pa.array([key not in taken for key in self._keys(left, columns, as_list=True)], pa.bool_())
+            )
         new = [self._read(written.rows).cast(self.layout.schema)] if written.rows is not None else []
         return pa.concat_tables([left, *new])
 
     def _matching(self, keys: pa.Table, columns: tuple[str, ...]) -> pa.Table:
         wanted = self._keys(keys, keys.column_names)
-        return self.stored.filter(pa.array([key in wanted for key in self._keys(self.stored, columns, as_list=True)], pa.bool_()))
+        return self.stored.filter(
+            pa.array([key in wanted for key in self._keys(self.stored, columns, as_list=True)], pa.bool_())
+        )
 
     def _read(self, file: WrittenFile) -> pa.Table:
         table = pq.read_table(self.directory / file.name)
@@ -116,14 +140,22 @@ class Lake:
         return found if as_list else set(found)
 
 
-@pytest.mark.parametrize("layout", [PLAIN, BEYOND, INEXACT, NAMELESS, NESTED], ids=["plain", "beyond", "inexact", "nameless", "nested"])
+@pytest.mark.parametrize(
+    "layout",
+    [PLAIN, BEYOND, INEXACT, NAMELESS, NESTED],
+    ids=["plain", "beyond", "inexact", "nameless", "nested"],
+)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_deleted_rows_are_removed_and_no_others(data: st.DataObject, layout: Layout) -> None:
     keys = st.tuples(*KEYS[id(layout)])
     held = data.draw(st.lists(keys, unique_by=repr, min_size=3, max_size=8))
     gone = data.draw(st.lists(st.sampled_from(held), unique_by=repr, max_size=4))
-    gone += [key for key in data.draw(st.lists(keys, unique_by=repr, max_size=2)) if repr(key) not in map(repr, [*held, *gone])]
+    gone += [
+        key
+        for key in data.draw(st.lists(keys, unique_by=repr, max_size=2))
+        if repr(key) not in map(repr, [*held, *gone])
+    ]
     back = [key for key in gone if data.draw(st.booleans())]
     names, named = tuple(layout.schema.names), (*layout.key, EXACT)
     stored = _table(layout, [(key, "old") for key in held], names).cast(layout.schema)
@@ -147,7 +179,9 @@ def test_of_equal_rows_without_key_so_many_go_as_went(data: st.DataObject) -> No
     schema = KEYLESS.schema
 
     def table(rows: list[tuple[Any, Any]]) -> pa.Table:
-        return pa.table([[each[0] for each in rows], [each[1] for each in rows], [None] * len(rows)], schema=schema)
+        return pa.table(
+            [[each[0] for each in rows], [each[1] for each in rows], [None] * len(rows)], schema=schema
+        )
 
     single = list(dict.fromkeys(gone))
     counted = table(single).append_column(COUNT, pa.array([gone.count(each) for each in single], pa.int64()))

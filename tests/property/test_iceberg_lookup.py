@@ -41,7 +41,10 @@ _epochs = st.lists(st.tuples(_keys, _rows, st.booleans()), min_size=1, max_size=
 
 
 def _write(path: Path, schema: pa.Schema, values: Mapping[str, Sequence[object]]) -> None:
-    arrays = [pa.array(values.get(field.metadata[FIELD_ID].decode(), [None] * len(values["1"])), field.type) for field in schema]
+    arrays = [
+        pa.array(values.get(field.metadata[FIELD_ID].decode(), [None] * len(values["1"])), field.type)
+        for field in schema
+    ]
     pq.write_table(pa.table(arrays, schema=schema), path, row_group_size=2)
 
 
@@ -64,32 +67,52 @@ def test_rows_are_those_that_have_one_of_the_keys_and_that_no_later_delete_names
         for sequence, (gone, rows, is_former) in enumerate(epochs, 1):
             path = Path(place) / f"{sequence}"
             if gone:
-                _write(path.with_suffix(".deletes"), pa.schema([SCHEMA.field(name) for name in names]), _by_number(gone))
-                deletes.append(LakeFile(str(path.with_suffix(".deletes")), sequence, (1,) if by_id_alone else (1, 2)))
+                _write(
+                    path.with_suffix(".deletes"),
+                    pa.schema([SCHEMA.field(name) for name in names]),
+                    _by_number(gone),
+                )
+                deletes.append(
+                    LakeFile(str(path.with_suffix(".deletes")), sequence, (1,) if by_id_alone else (1, 2))
+                )
             if rows:
                 _write(path.with_suffix(".rows"), FORMER if is_former else SCHEMA, _by_number(rows))
                 files.append(LakeFile(str(path.with_suffix(".rows")), sequence))
             named = {key[: len(names)] for key in gone}
             held = [*(row for row in held if row[: len(names)] not in named), *rows]
         keys = Path(place) / "keys.parquet"
-        arrays = [pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(names)]
+        arrays = [
+            pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(names)
+        ]
         pq.write_table(pa.table(arrays, names=[f"k_{at}" for at in range(len(names))]), keys)
-        found = find_rows(FindTask(tuple(files), tuple(deletes), names, (str(keys),), SCHEMA, f"{place}/found"))
+        found = find_rows(
+            FindTask(tuple(files), tuple(deletes), names, (str(keys),), SCHEMA, f"{place}/found")
+        )
         assert found.is_known
-        shown = [] if found.path is None else [tuple(row.values()) for row in pq.read_table(found.path).to_pylist()]
+        shown = (
+            []
+            if found.path is None
+            else [tuple(row.values()) for row in pq.read_table(found.path).to_pylist()]
+        )
     asked = {key[: len(names)] for key in wanted}
-    assert sorted(shown, key=repr) == sorted(((*row, None) for row in held if row[: len(names)] in asked), key=repr)
+    assert sorted(shown, key=repr) == sorted(
+        ((*row, None) for row in held if row[: len(names)] in asked), key=repr
+    )
 
 
 def test_a_file_whose_columns_have_no_numbers_is_left_to_others(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / "theirs.parquet")
     pq.write_table(pa.table({"k_0": pa.array([1], pa.int64())}), tmp_path / "keys.parquet")
     theirs = LakeFile(str(tmp_path / "theirs.parquet"), 1)
-    found = find_rows(FindTask((theirs,), (), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
+    found = find_rows(
+        FindTask((theirs,), (), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found"))
+    )
     assert (found.path, found.is_known) == (None, False)
 
 
-def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletes_are_read_some_at_a_time_however_many_the_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = 4
     sizes: list[int] = []
 
@@ -107,7 +130,16 @@ def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Pa
         deletes.append(LakeFile(str(path), sequence, (1,)))
     pq.write_table(pa.table({"k_0": pa.array(range(20), pa.int64())}), tmp_path / "keys.parquet")
     rows = LakeFile(str(tmp_path / "rows"), 1)
-    found = find_rows(FindTask((rows,), tuple(deletes), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
+    found = find_rows(
+        FindTask(
+            (rows,),
+            tuple(deletes),
+            ("id",),
+            (str(tmp_path / "keys.parquet"),),
+            SCHEMA,
+            str(tmp_path / "found"),
+        )
+    )
     assert found.path is not None
     assert pq.read_table(found.path).column("v_0").to_pylist() == [18, 19]
     assert max(sizes) <= limit + 1, "a row group of two rows may be read beyond the limit"

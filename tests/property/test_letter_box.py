@@ -26,7 +26,9 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize("mode", KEYED)
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
-def test_C08_dead_letters_are_exact_whenever_the_pipeline_dies_and_a_replay_makes_the_table_equal(mode: Mode, sizes: Sizes) -> None:
+def test_C08_dead_letters_are_exact_whenever_the_pipeline_dies_and_a_replay_makes_the_table_equal(
+    mode: Mode, sizes: Sizes
+) -> None:
     source = source_model(PLAIN, sizes, moves_leave_values=False)
     draw = random.Random(sizes.seed)
     with memory_pipeline(source, mode, source.expected(mode, source.fence)) as made:
@@ -42,8 +44,12 @@ def test_C08_dead_letters_are_exact_whenever_the_pipeline_dies_and_a_replay_make
             names = [(each["commit_version"], each["ordinal"]) for each in made.box.store.load().to_pylist()]
             assert len(names) == len(set(names)), "each dead letter once"
             rejecting = RejectingTarget(PLAIN, made.sink.layout, [])
-            rejecting.letters = read_slices(made.box.store.slices(made.name, Position.of(1)), made.sink.layout)
-            assert rejecting.live(made.sink.list.rows) == rejecting.live(source.expected(mode, transaction.position))
+            rejecting.letters = read_slices(
+                made.box.store.slices(made.name, Position.of(1)), made.sink.layout
+            )
+            assert rejecting.live(made.sink.list.rows) == rejecting.live(
+                source.expected(mode, transaction.position)
+            )
         _replay_all(made, source, mode, draw)
 
 
@@ -60,4 +66,6 @@ def _replay_all(made: MemoryPipeline, source: SourceModel, mode: Mode, draw: ran
     assert made.letters() == []
     rejecting = RejectingTarget(PLAIN, made.sink.layout, [])
     assert rejecting.live(made.sink.list.rows) == rejecting.live(source.expected(mode, source.position))
-    assert not list(made.box.store.directory.glob("_changes/*")), "dead letters that cannot be replayed are removed"
+    assert not list(made.box.store.directory.glob("_changes/*")), (
+        "dead letters that cannot be replayed are removed"
+    )

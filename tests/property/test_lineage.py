@@ -34,7 +34,9 @@ class Model:
 
 
 acts = st.lists(st.tuples(st.sampled_from(["add", "drop", "write"]), st.integers(0, 5)), max_size=14)
-begun = st.integers(1, 4).flatmap(lambda width: st.tuples(st.sets(st.integers(1, width), min_size=1), st.just(width)))
+begun = st.integers(1, 4).flatmap(
+    lambda width: st.tuples(st.sets(st.integers(1, width), min_size=1), st.just(width))
+)
 
 
 def run(start: tuple[set[int], int], plan: list[tuple[str, int]]) -> tuple[Model, Numbering]:
@@ -48,7 +50,9 @@ def run(start: tuple[set[int], int], plan: list[tuple[str, int]]) -> tuple[Model
 @settings(deadline=None, max_examples=rounds(100))
 @given(begun, acts)
 @example(({1, 2}, 2), [("drop", 1), ("add", 0), ("write", 0)])
-def test_S05_a_column_hint_is_right_or_absent(start: tuple[set[int], int], plan: list[tuple[str, int]]) -> None:
+def test_S05_a_column_hint_is_right_or_absent(
+    start: tuple[set[int], int], plan: list[tuple[str, int]]
+) -> None:
     model, before = run(start, plan)
     answers = trace([len(shape) for shape in model.seen], before, model.numbering())
     for shape, answer in zip(model.seen, answers, strict=True):
@@ -64,7 +68,9 @@ def test_S01_added_columns_are_always_known(start: tuple[set[int], int], kinds: 
 
 @settings(deadline=None)
 @given(begun, acts)
-def test_S05_one_change_at_a_time_is_always_known(start: tuple[set[int], int], plan: list[tuple[str, int]]) -> None:
+def test_S05_one_change_at_a_time_is_always_known(
+    start: tuple[set[int], int], plan: list[tuple[str, int]]
+) -> None:
     model = Model(sorted(start[0]), start[1])
     for act in plan:
         before = model.numbering()

@@ -29,7 +29,9 @@ class Shape:
     sizes: list[int]
 
 
-shapes = st.builds(Shape, st.integers(0, 2**32), st.integers(1, 4), st.lists(st.integers(0, 30), min_size=1, max_size=12))
+shapes = st.builds(
+    Shape, st.integers(0, 2**32), st.integers(1, 4), st.lists(st.integers(0, 30), min_size=1, max_size=12)
+)
 
 
 def write(shape: Shape, *, streaming: bool) -> StreamWriter:
@@ -51,7 +53,11 @@ def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(
 ) -> None:
     writer = write(shape, streaming=streaming)
     decoder = PgOutputDecoder(writer.keys, prefixes=WANTED, old_rows=old_rows, max_open_messages=max_open)
-    steps = [step for call in split(Random(shape.seed), writer.messages, call_count) for step in decoder.decode(call)]
+    steps = [
+        step
+        for call in split(Random(shape.seed), writer.messages, call_count)
+        for step in decoder.decode(call)
+    ]
     oracle = Oracle(writer.keys, WANTED, old_rows)
     transactions = oracle.decode(writer.messages)
     found = Decoded.of(steps)
@@ -62,11 +68,19 @@ def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(
     assert found.ends == sorted(set(found.ends))
     assert found.ends[-1:] == [Position.of(transaction.position) for transaction in transactions[-1:]]
     if not streaming:
-        assert sum(batch.counts.moves for batch in batches(steps)) == sum(transaction.moves for transaction in transactions)
+        assert sum(batch.counts.moves for batch in batches(steps)) == sum(
+            transaction.moves for transaction in transactions
+        )
     assert decoder.carried_bytes == 0
 
 
-@given(shapes, st.booleans(), st.booleans(), st.lists(st.integers(0, 2**32), min_size=1, max_size=3), st.booleans())
+@given(
+    shapes,
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(0, 2**32), min_size=1, max_size=3),
+    st.booleans(),
+)
 @settings(max_examples=rounds(100), deadline=None)
 def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(
     shape: Shape, streaming: bool, asks: bool, damages: list[int], old_rows: bool
@@ -102,6 +116,10 @@ def damaged(random: Random, message: bytes) -> bytes:
         case 2:
             return message[:at] + bytes([random.randrange(256)]) + message[at + 1 :]
         case 3:
-            return message[:at] + random.choice([b"\xff", b"\0", b"n", b"t", b"u", b"N", b"\x80"]) + message[at + 1 :]
+            return (
+                message[:at]
+                + random.choice([b"\xff", b"\0", b"n", b"t", b"u", b"N", b"\x80"])
+                + message[at + 1 :]
+            )
         case _:
             return message[:at] + random.randbytes(random.randrange(1, 5)) + message[at:]

@@ -15,7 +15,16 @@ from tests.support.plain_queries import Made, PlainQuery
 from tests.support.plain_queries import Row as Plain
 from tests.support.property.histories import HEAP, Sizes, epochs, heap_of, layout_of, sizes
 from tests.support.property.source_model import PlainTarget, canonical, changes_table
-from tests.support.property.transform_cases import CASES, AllSentHistory, Case, TextsSentHistory, filtered, snapshot, source_of, wanted
+from tests.support.property.transform_cases import (
+    CASES,
+    AllSentHistory,
+    Case,
+    TextsSentHistory,
+    filtered,
+    snapshot,
+    source_of,
+    wanted,
+)
 from tests.support.sinks.history import PLAIN, History
 from tests.support.sinks.source import NULL, Row, Value
 
@@ -57,7 +66,9 @@ QUERY = PlainQuery(
 @pytest.mark.parametrize("kind", [History, TextsSentHistory, AllSentHistory])
 @settings(max_examples=15, deadline=None)
 @given(sizes=sizes)
-def test_K12_after_every_epoch_a_mirror_is_the_query_result_of_the_source(kind: type[History], sizes: Sizes) -> None:
+def test_K12_after_every_epoch_a_mirror_is_the_query_result_of_the_source(
+    kind: type[History], sizes: Sizes
+) -> None:
     case = Case(PLAIN, QUERY.transform(), made_of)
     source = source_of(sizes, kind)
     fitted = case.transform.fit(PLAIN)
@@ -79,7 +90,9 @@ def test_K12_after_every_epoch_a_mirror_is_the_query_result_of_the_source(kind: 
             assert kind is not AllSentHistory, "a rejected row lacks a value"
             return
         target.apply(folded)
-        assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
+        assert canonical(target.rows, layout) == canonical(
+            wanted(case, source.states[epoch[-1].position]), layout
+        )
 
 
 def sized(row: Plain) -> int | None:
@@ -89,7 +102,14 @@ def sized(row: Plain) -> int | None:
 @settings(max_examples=25, deadline=None)
 @given(sizes=sizes)
 def test_K12_a_result_of_one_column_is_never_refused_for_unchanged_toast_values(sizes: Sizes) -> None:
-    query = PlainQuery({"id": "id", "size": Made("long", ("blob",), sized), "blob": "blob", "again": Made("long", ("blob",), sized)})
+    query = PlainQuery(
+        {
+            "id": "id",
+            "size": Made("long", ("blob",), sized),
+            "blob": "blob",
+            "again": Made("long", ("blob",), sized),
+        }
+    )
 
     def model(row: Row) -> Row:
         size = sized({"blob": row["blob"].typed})
@@ -106,7 +126,9 @@ def test_K12_a_result_of_one_column_is_never_refused_for_unchanged_toast_values(
         outcome = transform_changes(fitted, changes, query.ask(fitted, changes))
         assert outcome.refused.num_rows == 0
         target.apply(fold(outcome.kept, layout, target.lookup))
-        assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
+        assert canonical(target.rows, layout) == canonical(
+            wanted(case, source.states[epoch[-1].position]), layout
+        )
 
 
 @settings(max_examples=15, deadline=None)
@@ -117,7 +139,10 @@ def test_a_condition_has_the_same_result_in_every_evaluator(sizes: Sizes) -> Non
     source = source_of(sizes, TextsSentHistory)
     for epoch in epochs(source.log, sizes.seed):
         changes = changes_table(PLAIN, epoch)
-        one, other = transform_changes(plain, changes), transform_changes(asked, changes, query.ask(asked, changes))
+        one, other = (
+            transform_changes(plain, changes),
+            transform_changes(asked, changes, query.ask(asked, changes)),
+        )
         assert one.kept.equals(other.kept)
         assert one.refused.equals(other.refused)
 
@@ -146,4 +171,6 @@ def test_K12_without_a_key_old_and_new_rows_are_each_worked_out(sizes: Sizes) ->
         outcome = transform_changes(fitted, changes, query.ask(fitted, changes))
         assert outcome.refused.num_rows == 0
         target.apply(fold(outcome.kept, layout, target.lookup))
-        assert canonical(target.rows, layout) == canonical(wanted(case, heap.states[epoch[-1].position]), layout)
+        assert canonical(target.rows, layout) == canonical(
+            wanted(case, heap.states[epoch[-1].position]), layout
+        )

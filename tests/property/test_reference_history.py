@@ -13,7 +13,9 @@ from penstock.change import CHANGE_TYPE, COMMIT_VERSION, ORDINAL, UNCHANGED, XID
 from penstock.contracts.reference import reference_schema
 from penstock.reference.history import ReferenceHistory, row_schema
 
-COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string()), pa.field("long", pa.string())])
+COLUMNS = pa.schema(
+    [pa.field("id", pa.int64()), pa.field("note", pa.string()), pa.field("long", pa.string())]
+)
 SCHEMA = reference_schema(COLUMNS)
 FLOOR = 10
 
@@ -23,7 +25,9 @@ Table = dict[int, Row]
 
 @dataclass
 class SourceModel:
-    """Transactions played against a dictionary: the batches that they make, and the table after each version."""
+    """Transactions played against a dictionary: the batches that they make, and the table after each
+    version.
+    """
 
     rows: list[dict[str, object]]
     states: dict[int, Table]
@@ -74,7 +78,9 @@ def batch_of(rows: list[dict[str, object]]) -> pa.RecordBatch:
 
 def history_of(source_model: SourceModel, cuts: list[int]) -> ReferenceHistory:
     history = ReferenceHistory(COLUMNS, ["id"], FLOOR)
-    first = [{"id": key, "note": note, "long": long} for key, (note, long) in source_model.states[FLOOR].items()]
+    first = [
+        {"id": key, "note": note, "long": long} for key, (note, long) in source_model.states[FLOOR].items()
+    ]
     history.load(pa.RecordBatch.from_pylist(first, row_schema(COLUMNS)))
     places = sorted({0, len(source_model.rows), *(cut for cut in cuts if cut < len(source_model.rows))})
     for start, end in pairwise(places):
@@ -92,7 +98,9 @@ def as_table(rows: pa.Table) -> Table:
 
 @settings(max_examples=40)
 @given(chronicles(), st.lists(st.integers(0, 30), max_size=4))
-def test_every_version_is_found_as_it_was_however_the_changes_are_cut(source_model: SourceModel, cuts: list[int]) -> None:
+def test_every_version_is_found_as_it_was_however_the_changes_are_cut(
+    source_model: SourceModel, cuts: list[int]
+) -> None:
     history = history_of(source_model, cuts)
     last = max(source_model.states)
     for version in range(FLOOR, last + 2):
@@ -101,7 +109,9 @@ def test_every_version_is_found_as_it_was_however_the_changes_are_cut(source_mod
         keys = [*range(5), 99]
         found = history.take(history.find([(key,) for key in keys], [version] * len(keys))).to_pylist()
         assert {row["id"]: (row["note"], row["long"]) for row in found if row["id"] is not None} == expected
-        assert [row["id"] for row in found] == [key if key in expected else None for key in keys], "each at the place of its key"
+        assert [row["id"] for row in found] == [key if key in expected else None for key in keys], (
+            "each at the place of its key"
+        )
 
 
 @settings(max_examples=40)
@@ -110,7 +120,10 @@ def test_now_is_the_last_version(source_model: SourceModel) -> None:
     history = history_of(source_model, [])
     expected = source_model.states[max(source_model.states)]
     places = history.find([(key,) for key in range(5)] + [None])
-    assert [place is not None for place in places.to_pylist()] == [*(key in expected for key in range(5)), False]
+    assert [place is not None for place in places.to_pylist()] == [
+        *(key in expected for key in range(5)),
+        False,
+    ]
 
 
 @settings(max_examples=40)

@@ -39,9 +39,16 @@ def _assert_follows(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> N
 @pytest.mark.parametrize("table", [PLAIN, ODD], ids=lambda table: table.name.name[:6])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
-def test_K11_after_every_epoch_the_delta_table_has_the_rows_of_each_member(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
-    members = [source_model(table, replace(sizes, seed=sizes.seed + at, truncates=0.5 * (at != 1))) for at in range(3)]
-    shards = Shards(table, [member.log for member in members], lambda at, position: members[at].expected(mode, position))
+def test_K11_after_every_epoch_the_delta_table_has_the_rows_of_each_member(
+    table: TableSchema, mode: Mode, sizes: Sizes
+) -> None:
+    members = [
+        source_model(table, replace(sizes, seed=sizes.seed + at, truncates=0.5 * (at != 1)))
+        for at in range(3)
+    ]
+    shards = Shards(
+        table, [member.log for member in members], lambda at, position: members[at].expected(mode, position)
+    )
     _assert_follows(shards, mode, sizes.seed, mapped=table is ODD)
 
 
@@ -49,5 +56,7 @@ def test_K11_after_every_epoch_the_delta_table_has_the_rows_of_each_member(table
 @given(sizes=sizes)
 def test_K11_the_delta_table_has_as_many_equal_rows_without_a_key(sizes: Sizes) -> None:
     members = [heap_of(sizes.seed + at, sizes.transactions, sizes.statements, 0.6) for at in range(2)]
-    shards = Shards(HEAP, [member.log for member in members], lambda at, position: members[at].expected(position))
+    shards = Shards(
+        HEAP, [member.log for member in members], lambda at, position: members[at].expected(position)
+    )
     _assert_follows(shards, Mode.MIRROR, sizes.seed, mapped=False)

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from penstock.postgres.polled_tables import InitialTransactions, OpenTransactions, SafePolls
 from tests.support.rounds import rounds
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit", "roll back", "prepare"]), st.integers(0, 5)), max_size=4)
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "begin", "commit", "commit", "roll back", "prepare"]), st.integers(0, 5)
+    ),
+    max_size=4,
+)
 LOOKS = st.lists(st.tuples(EVENTS, EVENTS), min_size=2, max_size=7)
 """For each poll: the events before it lists the open transactions, and those between that and its snapshot.
 """
@@ -57,7 +62,9 @@ class Source:
 @example([([], []), ([], [("begin", 0), ("begin", 0), ("commit", 1)]), ([], [])])
 @settings(max_examples=rounds(100))
 @given(LOOKS)
-def test_nothing_below_the_next_looks_begin_appears_later(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
+def test_nothing_below_the_next_looks_begin_appears_later(
+    looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]],
+) -> None:
     source, safe = Source(), SafePolls()
     highest: dict[int, int | None] = {0: None}
     for before, between in looks:
@@ -65,7 +72,9 @@ def test_nothing_below_the_next_looks_begin_appears_later(looks: list[tuple[list
         low = highest[safe.next_poll(source.now())]
         source.do_all(between)
         highest[safe.polls] = source.highest
-        assert low is None or all(value >= low for value in source.unseen), f"{source.unseen} may still appear, below {low}"
+        assert low is None or all(value >= low for value in source.unseen), (
+            f"{source.unseen} may still appear, below {low}"
+        )
 
 
 def test_quiet_source_is_followed_and_a_long_transaction_holds_it() -> None:
@@ -78,7 +87,9 @@ def test_quiet_source_is_followed_and_a_long_transaction_holds_it() -> None:
 
 @settings(max_examples=rounds(100))
 @given(LOOKS)
-def test_first_ones_are_gone_only_when_all_have_ended(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
+def test_first_ones_are_gone_only_when_all_have_ended(
+    looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]],
+) -> None:
     source, first = Source(), InitialTransactions()
     left: set[int] | None = None
     for before, between in looks:

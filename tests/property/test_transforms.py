@@ -14,7 +14,16 @@ from penstock.transforms.apply import transform_changes, transform_keys, transfo
 from penstock.transforms.transform import Transform
 from tests.support.property.histories import HEAP, Sizes, epochs, heap_of, layout_of, sizes, source_model
 from tests.support.property.source_model import PlainTarget, Record, canonical, changes_table, record_of
-from tests.support.property.transform_cases import CASES, AllSentHistory, Case, TextsSentHistory, filtered, snapshot, source_of, wanted
+from tests.support.property.transform_cases import (
+    CASES,
+    AllSentHistory,
+    Case,
+    TextsSentHistory,
+    filtered,
+    snapshot,
+    source_of,
+    wanted,
+)
 from tests.support.sinks.history import BEYOND, PLAIN, History
 from tests.support.sinks.source import Value
 
@@ -23,7 +32,9 @@ from tests.support.sinks.source import Value
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=20, deadline=None)
 @given(sizes=sizes)
-def test_K12_after_every_epoch_a_mirror_equals_the_transformed_source(name: str, kind: type[History], sizes: Sizes) -> None:
+def test_K12_after_every_epoch_a_mirror_equals_the_transformed_source(
+    name: str, kind: type[History], sizes: Sizes
+) -> None:
     case = CASES[name]
     source = source_of(sizes, kind) if case.table is PLAIN else source_model(case.table, sizes)
     fitted = case.transform.fit(case.table)
@@ -45,19 +56,27 @@ def test_K12_after_every_epoch_a_mirror_equals_the_transformed_source(name: str,
             assert kind is not AllSentHistory
             return
         target.apply(folded)
-        assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
+        assert canonical(target.rows, layout) == canonical(
+            wanted(case, source.states[epoch[-1].position]), layout
+        )
 
 
 @pytest.mark.parametrize("kind", [TextsSentHistory, AllSentHistory])
 @pytest.mark.parametrize("mode", [Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=20, deadline=None)
 @given(sizes=sizes)
-def test_K12_rows_of_every_mode_that_are_live_are_those_that_pass(mode: Mode, kind: type[History], sizes: Sizes) -> None:
+def test_K12_rows_of_every_mode_that_are_live_are_those_that_pass(
+    mode: Mode, kind: type[History], sizes: Sizes
+) -> None:
     case = CASES["where"]
     source = source_of(sizes, kind)
     fitted = case.transform.fit(PLAIN)
     layout, mirror = layout_of(fitted.schema, mode), layout_of(fitted.schema, Mode.MIRROR)
-    kept = [row for row in source.expected(mode, source.fence) if filtered({n: Value(row[n]) for n in ("id", "note")}) is not None]
+    kept = [
+        row
+        for row in source.expected(mode, source.fence)
+        if filtered({n: Value(row[n]) for n in ("id", "note")}) is not None
+    ]
     target = PlainTarget(layout, kept)
     passed = {source.fence}
     for epoch in epochs(source.log, sizes.seed):
@@ -72,12 +91,18 @@ def test_K12_rows_of_every_mode_that_are_live_are_those_that_pass(mode: Mode, ki
             break
         target.apply(folded)
         passed |= {each.position for each in epoch}
-        live = [row for row in target.rows if (not row[DELETED] if mode is Mode.SOFT_DELETE else row[CURRENT])]
+        live = [
+            row for row in target.rows if (not row[DELETED] if mode is Mode.SOFT_DELETE else row[CURRENT])
+        ]
         own = [{name: row[name] for name in mirror.schema.names} for row in live]
         assert canonical(own, mirror) == canonical(wanted(case, source.states[epoch[-1].position]), mirror)
     if mode is Mode.HISTORY:
         for position in passed:
-            valid = [row for row in target.rows if row[VALID_FROM] <= position and (row[CURRENT] or position < row[VALID_TO])]
+            valid = [
+                row
+                for row in target.rows
+                if row[VALID_FROM] <= position and (row[CURRENT] or position < row[VALID_TO])
+            ]
             own = [{name: row[name] for name in mirror.schema.names} for row in valid]
             assert canonical(own, mirror) == canonical(wanted(case, source.states[position]), mirror)
 
@@ -95,7 +120,9 @@ def test_K12_a_rejected_or_inapplicable_row_lacks_a_value_and_entered_the_filter
         outcome = transform_changes(fitted, changes_table(PLAIN, epoch))
         assert outcome.refused.num_rows == 0
         target.apply(fold(outcome.kept, layout, target.lookup))
-        assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
+        assert canonical(target.rows, layout) == canonical(
+            wanted(case, source.states[epoch[-1].position]), layout
+        )
 
 
 @settings(max_examples=10, deadline=None)
@@ -112,7 +139,9 @@ def test_K13_hashed_keys_are_the_same_by_rows_changes_and_keys(sizes: Sizes) -> 
     changes = changes_table(BEYOND, source.log)
     made = transform_changes(fitted, changes).kept
     assert made.num_rows == changes.num_rows
-    assert pc.all(pc.equal(made.column(UNCHANGED).is_null(), changes.column(UNCHANGED).is_null())).as_py() in (True, None)
+    assert pc.all(
+        pc.equal(made.column(UNCHANGED).is_null(), changes.column(UNCHANGED).is_null())
+    ).as_py() in (True, None)
 
 
 @settings(max_examples=40, deadline=None)

@@ -56,7 +56,9 @@ def test_bytea_reads_back(values: list[bytes | None], data: st.DataObject) -> No
 @settings(max_examples=100, deadline=None)
 def test_moments_read_back(values: list[datetime | None]) -> None:
     def texts(zone: str) -> pa.StringArray:
-        return pa.array([None if value is None else value.isoformat(" ") + zone for value in values], pa.string())
+        return pa.array(
+            [None if value is None else value.isoformat(" ") + zone for value in values], pa.string()
+        )
 
     assert decode_text(texts(""), 1114).values.to_pylist() == values
     aware = [None if value is None else value.replace(tzinfo=UTC) for value in values]
@@ -70,12 +72,18 @@ def test_dates_read_back(values: list[date | None]) -> None:
     assert decode_text(texts, 1082).values.to_pylist() == values
 
 
-@given(st.lists(st.floats(allow_nan=False) | st.none(), max_size=20), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+@given(
+    st.lists(st.floats(allow_nan=False) | st.none(), max_size=20),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
+)
 @settings(max_examples=100, deadline=None)
 def test_numbers_read_back(floats: list[float | None], integers: list[int]) -> None:
     texts = [None if value is None else repr(value).replace("inf", "Infinity") for value in floats]
     assert decode_text(pa.array(texts, pa.string()), 701).values.to_pylist() == floats
-    assert decode_text(pa.array([str(value) for value in integers], pa.string()), 20).values.to_pylist() == integers
+    assert (
+        decode_text(pa.array([str(value) for value in integers], pa.string()), 20).values.to_pylist()
+        == integers
+    )
 
 
 def _array_text(value: list[str | None]) -> str:
@@ -109,7 +117,11 @@ def test_arrays_of_text_read_back(values: list[list[str | None] | None], data: s
     assert decoded.inexact is None
 
 
-@given(st.lists(st.lists(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=3), max_size=2), max_size=8))
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=3), max_size=2), max_size=8
+    )
+)
 @settings(max_examples=rounds(100), deadline=None)
 def test_arrays_of_numbers_are_lists_or_marked(values: list[list[list[int | None]]]) -> None:
     """A list with two lists in it represents an array of two dimensions, any other its elements."""
@@ -118,9 +130,13 @@ def test_arrays_of_numbers_are_lists_or_marked(values: list[list[list[int | None
         rows = ["{" + ",".join("NULL" if each is None else str(each) for each in row) + "}" for row in value]
         return rows[0] if len(rows) == 1 else "{" + ",".join(rows) + "}"
 
-    decoded = decode_column(pa.array([text(value) for value in values], pa.string()), _column("int4[]", pa.list_(pa.int32())))
+    decoded = decode_column(
+        pa.array([text(value) for value in values], pa.string()), _column("int4[]", pa.list_(pa.int32()))
+    )
     decoded.values.validate(full=True)
-    assert decoded.values.to_pylist() == [None if len(value) == 2 else [each for row in value for each in row] for value in values]
+    assert decoded.values.to_pylist() == [
+        None if len(value) == 2 else [each for row in value for each in row] for value in values
+    ]
     marks = decoded.inexact.to_pylist() if decoded.inexact is not None else [False] * len(values)
     assert marks == [len(value) == 2 for value in values]
 
@@ -133,7 +149,9 @@ def test_hstore_reads_back(values: list[dict[str, str | None] | None]) -> None:
         return f'"{escaped}"'
 
     def text(value: dict[str, str | None]) -> str:
-        return ", ".join(f"{quoted(key)}=>{'NULL' if item is None else quoted(item)}" for key, item in value.items())
+        return ", ".join(
+            f"{quoted(key)}=>{'NULL' if item is None else quoted(item)}" for key, item in value.items()
+        )
 
     texts = pa.array([None if value is None else text(value) for value in values], pa.string())
     decoded = decode_column(texts, _column("hstore", pa.map_(pa.string(), pa.string())))
@@ -143,7 +161,8 @@ def test_hstore_reads_back(values: list[dict[str, str | None] | None]) -> None:
 
 
 @given(
-    st.sampled_from(["int4[]", "text[]", "bytea[]", "hstore", "vector", "sparsevec", "geometry", "hstore[]"]), st.lists(awkward, max_size=6)
+    st.sampled_from(["int4[]", "text[]", "bytea[]", "hstore", "vector", "sparsevec", "geometry", "hstore[]"]),
+    st.lists(awkward, max_size=6),
 )
 @settings(max_examples=rounds(100), deadline=None)
 def test_any_text_is_read_or_refused(reader: str, texts: list[str]) -> None:

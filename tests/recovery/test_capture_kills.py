@@ -58,17 +58,28 @@ class Mixing(Writing):
         key, other = (self._choices.randrange(KEYS) for _ in range(2))
         return self._choices.choice(
             (
-                f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE SET note = excluded.note",
-                f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE SET note = excluded.note",
+                (
+                    f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE "
+                    "SET note = excluded.note"
+                ),
+                (
+                    f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE "
+                    "SET note = excluded.note"
+                ),
                 f"DELETE FROM {self._table} WHERE id = {key}",
-                f"UPDATE {self._table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM {self._table} WHERE id = {other})",
+                (
+                    f"UPDATE {self._table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT "
+                    f"FROM {self._table} WHERE id = {other})"
+                ),
             )
         )
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_follower_equals_the_source_after_kills_under_load(database: Database, tmp_path: Path, capture: str) -> None:
+def test_follower_equals_the_source_after_kills_under_load(
+    database: Database, tmp_path: Path, capture: str
+) -> None:
     harness: CaptureHarness = CAPTURES[capture](database, tmp_path)
     table = str(harness.table)
     database.execute(f"INSERT INTO {table} SELECT n, 'old' FROM generate_series(1, {KEYS}, 2) n")
@@ -80,20 +91,32 @@ def test_follower_equals_the_source_after_kills_under_load(database: Database, t
                 if life == 0:
                     late.execute(f"INSERT INTO {table} VALUES (-1, 'late')".encode())
                 at = writing.transactions
-                wait_for(lambda at=at: writing.transactions > at + 50, "some transactions", lambda: writing.transactions)  # type: ignore[misc]
+                wait_for(
+                    lambda at=at: writing.transactions > at + 50,
+                    "some transactions",
+                    lambda: writing.transactions,
+                )  # type: ignore[misc]
             if life == 0:
                 late.commit()
     source = sorted((str(key), note) for key, note in database.query(f"SELECT id, note FROM {table}"))
     assert ("-1", "late") in source
     with living(tmp_path):
-        wait_for(lambda: followed(tmp_path) == source, "the rows of the source", lambda: set(followed(tmp_path)) ^ set(source))
+        wait_for(
+            lambda: followed(tmp_path) == source,
+            "the rows of the source",
+            lambda: set(followed(tmp_path)) ^ set(source),
+        )
 
 
 @contextmanager
 def living(directory: Path) -> Iterator[None]:
     log = directory / "follower.log"
     with log.open("ab") as output:
-        process = subprocess.Popen([sys.executable, "-m", "tests.support.recovery.follower", str(directory)], stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.recovery.follower", str(directory)],
+            stdout=output,
+            stderr=output,
+        )
     try:
         yield
         assert process.poll() is None, log.read_text()[-3000:]

@@ -21,7 +21,9 @@ from tests.support.waiting import wait_for
 
 CAPTURES: dict[str, dict[str, Any]] = {
     "wal": {},
-    "polling": {"polling": {"interval": "200 ms", "cursors": {"shop.orders": "changed_at"}}},  # the other two tables by xmin
+    "polling": {
+        "polling": {"interval": "200 ms", "cursors": {"shop.orders": "changed_at"}}
+    },  # the other two tables by xmin
     "trigger": {},
 }
 
@@ -35,7 +37,9 @@ COLUMNS = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_tables_equal_the_source_after_a_kill_under_load(database: Database, mirror: MirrorFactory, tmp_path: Path, capture: str) -> None:
+def test_tables_equal_the_source_after_a_kill_under_load(
+    database: Database, mirror: MirrorFactory, tmp_path: Path, capture: str
+) -> None:
     create_shop(database.dsn, customers=100, orders=2_000)
     keep_changed_at(database)
     source = {"dsn": database.dsn, "capture": capture, **CAPTURES[capture]}
@@ -49,11 +53,17 @@ def test_tables_equal_the_source_after_a_kill_under_load(database: Database, mir
             late.execute("INSERT INTO shop.customers (name) VALUES ('late')")
             late.execute("INSERT INTO shop.orders (customer_id, status) VALUES (1, 'late')")
             at = workload.transactions
-            wait_for(lambda: workload.transactions > at + 20, "some more transactions", lambda: workload.transactions)
+            wait_for(
+                lambda: workload.transactions > at + 20,
+                "some more transactions",
+                lambda: workload.transactions,
+            )
             kill(process, everything=True)
         late.commit()
         at = workload.transactions
-        wait_for(lambda: workload.transactions > at + 20, "some between two polls", lambda: workload.transactions)
+        wait_for(
+            lambda: workload.transactions > at + 20, "some between two polls", lambda: workload.transactions
+        )
     shop.run_once()
     assert_same(database, shop)
 

@@ -51,7 +51,9 @@ def test_L01_K01_tables_equal_the_source_after_kills_under_load(
     create_shop(database.dsn, customers=100, orders=5_000)
     # Small chunks and few rows an epoch, so that a kill may fall anywhere.
     spark = {"master": "local[2]", "conf": SHORT_LIVED}
-    shop = mirror_into(kind, tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark=spark)
+    shop = mirror_into(
+        kind, tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark=spark
+    )
     log = tmp_path / "run.log"
     kills = 0
     with ShopWorkload(database.dsn, seed=seed, pause_seconds=0.05) as workload:
@@ -67,7 +69,9 @@ def test_L01_K01_tables_equal_the_source_after_kills_under_load(
     assert last is not None
     assert last.number >= len(phases) / 2, "the kills left no time for epochs, so nothing was tried"
     assert workload.changes > 100
-    finished = subprocess.run([*COMMAND, str(shop.path), "--once"], capture_output=True, text=True, timeout=900, check=False)
+    finished = subprocess.run(
+        [*COMMAND, str(shop.path), "--once"], capture_output=True, text=True, timeout=900, check=False
+    )
     assert finished.returncode == 0, finished.stderr[-3000:]
     verify = [*COMMAND[:-1], "verify", str(shop.path), "--json"]
     verified = subprocess.run(verify, capture_output=True, text=True, timeout=900, check=False)

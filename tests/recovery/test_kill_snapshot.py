@@ -33,8 +33,12 @@ LIFE_SECONDS = 300.0
 END_SECONDS = 60.0
 
 _RUNNER = Path(__file__).parents[1] / "support" / "recovery" / "logged_run.py"
-_EXPORTERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name = 'penstock snapshot'"
-_CAPTURES = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
+_EXPORTERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name = 'penstock snapshot'"
+)
+_CAPTURES = (
+    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
+)
 
 
 @pytest.mark.timeout(3600)
@@ -53,10 +57,14 @@ def test_N03_a_snapshot_survives_the_death_of_anybody_and_reads_no_finished_chun
         while kinds:
             _live(victim, database, log, kinds, choices)
     assert writes.is_set(), "no session wrote anything"
-    assert "snapshot finished" not in [each["message"] for each in _lines(log)], "the kills were too late to hit anything"
+    assert "snapshot finished" not in [each["message"] for each in _lines(log)], (
+        "the kills were too late to hit anything"
+    )
     done = _penstock(victim, log, "--once", timeout=LIFE_SECONDS * 4)
     assert done.returncode == 0, done.stdout[-3000:]
-    mirror().assert_equal("public.victim")  # the same pipeline; chunks for the comparison are as large as usual
+    mirror().assert_equal(
+        "public.victim"
+    )  # the same pipeline; chunks for the comparison are as large as usual
     _assert_read_once(_lines(log))
 
 
@@ -83,7 +91,9 @@ def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choic
 
 
 def _assert_ended_without_spark(process: subprocess.Popen[bytes], log: Path) -> None:
-    """A run whose JVM was killed does not retry: it ends with the cause, the remedy and the exit code of the environment."""
+    """A run whose JVM was killed does not retry: it ends with the cause, the remedy and the exit code of the
+    environment.
+    """
     try:
         code = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -171,20 +181,28 @@ def _started(victim: Mirror, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def _penstock(victim: Mirror, log: Path, *options: str, timeout: float) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(_RUNNER), str(log), "run", str(victim.path), *options]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=timeout)
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=timeout
+    )
 
 
 def _await_chunks(log: Path, process: subprocess.Popen[bytes], count: int) -> None:
     """Until so many more chunks have been read."""
     wanted = len(_chunks(log)) + count
-    _await(lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are no further chunks", log)
+    _await(
+        lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are no further chunks", log
+    )
     assert process.poll() is None, f"the run ended by itself:\n{_output(log)}"
 
 
 def _goes_on(process: subprocess.Popen[bytes], log: Path) -> bool:
     """Whether the run survives: it reads a further chunk. If not, it must exit."""
     wanted = len(_chunks(log)) + 1
-    _await(lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are neither further chunks nor an end", log)
+    _await(
+        lambda: len(_chunks(log)) >= wanted or process.poll() is not None,
+        "there are neither further chunks nor an end",
+        log,
+    )
     return process.poll() is None
 
 
@@ -216,7 +234,10 @@ def _assert_read_once(lines: list[dict[str, Any]]) -> None:
     planned = [each for each in lines if each["message"] == "snapshot planned"]
     resumed = [each for each in lines if each["message"] == "snapshot resumed"]
     read = Counter((each["plan"], each["chunk"]) for each in lines if each["message"] == "chunk read")
-    print(f"{planned[-1]['chunks']} chunks, taken up {len(resumed)} times, {len(planned)} plans, {sum(read.values())} reads logged")
+    print(
+        f"{planned[-1]['chunks']} chunks, taken up {len(resumed)} times, {len(planned)} plans, "
+        f"{sum(read.values())} reads logged"
+    )
     assert max(read.values()) == 1, "a finished chunk was read again"
     # A new plan is made only if nothing had been read under the previous one.
     assert {plan for plan, _ in read} == {planned[-1]["plan"]}
@@ -235,10 +256,15 @@ def _writing(database: Database, seed: int) -> Iterator[threading.Event]:
         with psycopg.connect(database.dsn, autocommit=True) as connection:
             while not stopping.wait(0.1):
                 first = choices.randrange(ROWS)
-                connection.execute("UPDATE victim SET n = n + 1 WHERE id BETWEEN %s AND %s", [first, first + 10])
+                connection.execute(
+                    "UPDATE victim SET n = n + 1 WHERE id BETWEEN %s AND %s", [first, first + 10]
+                )
                 connection.execute("DELETE FROM victim WHERE id = %s", [choices.randrange(ROWS)])
                 connection.execute("UPDATE victim SET id = -id WHERE id = %s", [choices.randrange(1, ROWS)])
-                connection.execute("INSERT INTO victim VALUES (%s, 0, 'new') ON CONFLICT DO NOTHING", [ROWS + choices.randrange(ROWS)])
+                connection.execute(
+                    "INSERT INTO victim VALUES (%s, 0, 'new') ON CONFLICT DO NOTHING",
+                    [ROWS + choices.randrange(ROWS)],
+                )
                 wrote.set()
 
     thread = threading.Thread(target=write, daemon=True)

@@ -27,7 +27,9 @@ LOSSES: dict[str, Callable[[PipelineConfig], list[Path]]] = {
 }
 
 
-def test_no_row_is_lost_or_doubled_when_something_is_deleted_between_runs(database: Database, mirror: MirrorFactory) -> None:
+def test_no_row_is_lost_or_doubled_when_something_is_deleted_between_runs(
+    database: Database, mirror: MirrorFactory
+) -> None:
     create_shop(database.dsn, customers=50, orders=100)
     shop = mirror(tables=["shop.*"])
     shop.run_once()
@@ -75,7 +77,10 @@ def test_a_batch_that_was_planned_but_not_applied_survives_the_loss_of_the_spool
 def test_tables_that_were_applied_are_not_applied_again_after_a_crash_before_the_record(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """L01: after the sink's commit, before the epoch is recorded. Inserts are appended, so a repeat would show as doubled rows."""
+    """L01: after the sink's commit, before the epoch is recorded.
+
+    Inserts are appended, so a repeat would show as doubled rows.
+    """
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (0)")
     items = mirror()
     items.run_once()

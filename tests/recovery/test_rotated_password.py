@@ -1,4 +1,6 @@
-"""C03: the password is replaced while the capture runs, as cloud providers do with tokens every few minutes."""
+"""C03: the password is replaced while the capture runs, as cloud providers do with tokens every few
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,14 @@ def server() -> Iterator[EmbeddedPostgres]:
     with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, fsync=False) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE t")
-            admin.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'first'; GRANT SELECT ON t TO reader")
+            admin.execute(
+                "CREATE ROLE reader LOGIN REPLICATION PASSWORD 'first'; GRANT SELECT ON t TO reader"
+            )
             hba = directory / "data" / "pg_hba.conf"
-            hba.write_text(f"host all reader all scram-sha-256\nhost replication reader all scram-sha-256\n{hba.read_text()}")
+            hba.write_text(
+                "host all reader all scram-sha-256\nhost replication reader all "
+                f"scram-sha-256\n{hba.read_text()}"
+            )
             admin.execute("SELECT pg_reload_conf()")
         yield server
 
@@ -57,14 +64,21 @@ sink: {{parquet: {{path: lake}}}}
     return CaptureSettings.from_options(options)
 
 
-def test_C03_a_replaced_password_file_is_read_again_when_the_connection_is_lost(server: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_C03_a_replaced_password_file_is_read_again_when_the_connection_is_lost(
+    server: EmbeddedPostgres, tmp_path: Path
+) -> None:
     settings = configured(server, tmp_path)
-    with psycopg.connect(server.dsn(), autocommit=True) as admin, closing(WalCapture(settings).live()) as stream:
+    with (
+        psycopg.connect(server.dsn(), autocommit=True) as admin,
+        closing(WalCapture(settings).live()) as stream,
+    ):
         admin.execute("INSERT INTO t VALUES (1)")
         take(stream, 1, DEADLINE_SECONDS)
         admin.execute("ALTER ROLE reader PASSWORD 'second'")
         (tmp_path / "token").write_text("second\n", encoding="utf-8")
-        ended = admin.execute("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'reader'").fetchone()
+        ended = admin.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'reader'"
+        ).fetchone()
         assert ended is not None
         assert ended[0] >= 1
         admin.execute("INSERT INTO t VALUES (2)")

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PHASE_SECONDS = 300.0
-SMALL = {"master": "local[1]", "conf": {**SHORT_LIVED, "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}}
+SMALL = {
+    "master": "local[1]",
+    "conf": {**SHORT_LIVED, "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"},
+}
 ONE = ["public.a", "public.c"]
 TWO = ["public.b", "public.c"]
 
@@ -72,7 +75,9 @@ class Waiting(PipelineObserver):
 
 
 @pytest.mark.timeout(1200)
-def test_two_pipelines_on_one_slot_equal_the_source_after_any_kills(shared: SharedSlot, database: Database, spark: SparkSession) -> None:
+def test_two_pipelines_on_one_slot_equal_the_source_after_any_kills(
+    shared: SharedSlot, database: Database, spark: SparkSession
+) -> None:
     for table in ("a", "b", "c"):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         database.execute(f"INSERT INTO {table} SELECT -g, 'old' FROM generate_series(1, 200) g")
@@ -87,7 +92,9 @@ def test_two_pipelines_on_one_slot_equal_the_source_after_any_kills(shared: Shar
         away = shared.position
         capture = shared.start(two.path)
         _wait_beyond(two, away)
-        assert shared.confirmed <= _position(one) < away, "changes that the stopped pipeline has not applied are kept"
+        assert shared.confirmed <= _position(one) < away, (
+            "changes that the stopped pipeline has not applied are kept"
+        )
         capture.kill()
         _kill(second)
     assert writing.transactions > 20
@@ -115,7 +122,9 @@ def _wait_beyond(mirror: Mirror, position: Position) -> None:
     log = mirror.path.with_name("run.log")
     deadline = time.monotonic() + PHASE_SECONDS
     while _position(mirror) <= position:
-        assert time.monotonic() < deadline, f"not beyond {position} in {PHASE_SECONDS} s:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, (
+            f"not beyond {position} in {PHASE_SECONDS} s:\n{log.read_text()[-3000:]}"
+        )
         time.sleep(0.1)
 
 

@@ -62,27 +62,42 @@ class InlineExecutors(Executors):
         return [function(task) for task in tasks]
 
 
-def create_table(path: Path, layout: Layout, *, mapped: bool = False, properties: Mapping[str, str] | None = None) -> None:
+def create_table(
+    path: Path, layout: Layout, *, mapped: bool = False, properties: Mapping[str, str] | None = None
+) -> None:
     """An empty table; with `mapped` the columns have other names in the files."""
     numbers = iter(range(1, 1000))
 
     def field(each: pa.Field) -> dict[str, Any]:
         number = next(numbers)
-        metadata = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number:04d}"} if mapped else {}
+        metadata = (
+            {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"col-{number:04d}"}
+            if mapped
+            else {}
+        )
         return {"name": each.name, "type": kind(each.type), "nullable": True, "metadata": metadata}
 
     def kind(each: pa.DataType) -> object:
         if pa.types.is_decimal(each):
             return f"decimal({each.precision},{each.scale})"
         if pa.types.is_map(each):
-            return {"type": "map", "keyType": kind(each.key_type), "valueType": kind(each.item_type), "valueContainsNull": True}
+            return {
+                "type": "map",
+                "keyType": kind(each.key_type),
+                "valueType": kind(each.item_type),
+                "valueContainsNull": True,
+            }
         if pa.types.is_list(each):
             return {"type": "array", "elementType": kind(each.value_type), "containsNull": True}
         if pa.types.is_struct(each):
             return {"type": "struct", "fields": [field(child) for child in each]}
         return _NAMES[each]
 
-    configuration = {"delta.enableDeletionVectors": "true", "delta.columnMapping.mode": "name" if mapped else "none", **(properties or {})}
+    configuration = {
+        "delta.enableDeletionVectors": "true",
+        "delta.columnMapping.mode": "name" if mapped else "none",
+        **(properties or {}),
+    }
     metadata = {
         "id": "9c8f",
         "format": {"provider": "parquet", "options": {}},
@@ -111,9 +126,13 @@ def add_rows(path: Path, rows: pa.Table, position: int = 100) -> None:
     state = state_of(path)
     names = file_schema(state.metadata)
     place = SnapshotPlace(str(path), names, "snapshot")
-    file = write_batches(iter(rows.select(table_schema(state.metadata).names).to_batches()), place, state.version)
+    file = write_batches(
+        iter(rows.select(table_schema(state.metadata).names).to_batches()), place, state.version
+    )
     info = commit_info("WRITE", {}, adds_only=True)
-    assert commit(path, state.version + 1, [info, transaction(APPLICATION, Position.of(position)), *added([file])])
+    assert commit(
+        path, state.version + 1, [info, transaction(APPLICATION, Position.of(position)), *added([file])]
+    )
 
 
 def epoch(path: Path, layout: Layout, slices: Sequence[FileSlice], end: int) -> DeltaCommit:
@@ -121,7 +140,9 @@ def epoch(path: Path, layout: Layout, slices: Sequence[FileSlice], end: int) -> 
 
 
 def read_all(table: TableFiles) -> pa.Table:
-    return pa.concat_tables([table.schema.empty_table(), *(rows for file in table.files for rows in read_groups(table, file))])
+    return pa.concat_tables(
+        [table.schema.empty_table(), *(rows for file in table.files for rows in read_groups(table, file))]
+    )
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -42,7 +42,13 @@ class Captured:
     """A database, a publication of all its tables, a slot and a spool."""
 
     def __init__(
-        self, database: Database, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None, *, old_rows: bool = False
+        self,
+        database: Database,
+        spool: Path,
+        options: str = "",
+        parameters: Mapping[str, str] | None = None,
+        *,
+        old_rows: bool = False,
     ) -> None:
         self.database = database
         self.spool = spool
@@ -98,7 +104,11 @@ class Captured:
         start, end = reader.start, reader.end
         assert start is not None
         assert end is not None
-        found = [each for part in reader.read(start, end).tables.values() for each in (part.with_old if old else part.slices)]
+        found = [
+            each
+            for part in reader.read(start, end).tables.values()
+            for each in (part.with_old if old else part.slices)
+        ]
         mine = [each for each in found if name in (each.file.table, each.file.oid)]
         return sorted(mine, key=lambda each: (each.file.min_position, each.path))
 
@@ -110,7 +120,12 @@ class Captured:
     def full_rows(self, table: str | TableName | int) -> list[Row]:
         """Every change with all its metadata, in order."""
         slices = self.slices(table)
-        rows = [row for each in slices for batch in read_changes([each], change_schema(each.file.schema)) for row in batch.to_pylist()]
+        rows = [
+            row
+            for each in slices
+            for batch in read_changes([each], change_schema(each.file.schema))
+            for row in batch.to_pylist()
+        ]
         places = [(row["_commit_version"], row["_ordinal"]) for row in rows]
         assert places == sorted(set(places)), "changes are in order, and no two have the same place"
         return rows
@@ -122,14 +137,23 @@ class Captured:
     def rows_with_old(self, table: str) -> list[Row]:
         """The same, with rows as they were before updates."""
         slices = self.slices(table, old=True)
-        found = [row for each in slices for batch in read_changes([each], change_schema(each.file.schema)) for row in batch.to_pylist()]
-        return [_brief(row) for row in sorted(found, key=lambda row: (row["_commit_version"], row["_ordinal"]))]
+        found = [
+            row
+            for each in slices
+            for batch in read_changes([each], change_schema(each.file.schema))
+            for row in batch.to_pylist()
+        ]
+        return [
+            _brief(row) for row in sorted(found, key=lambda row: (row["_commit_version"], row["_ordinal"]))
+        ]
 
     def close(self) -> None:
         self.stop()
 
     def _active_pid(self) -> int | None:
-        pid: int | None = self.query("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot)[0][0]
+        pid: int | None = self.query(
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )[0][0]
         return pid
 
 
@@ -140,7 +164,9 @@ def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
 
 
 @contextmanager
-def capturing(server: PostgresServer, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None) -> Iterator[Captured]:
+def capturing(
+    server: PostgresServer, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None
+) -> Iterator[Captured]:
     """A `Captured` whose publication has `options`, and whose connections have libpq's `parameters`."""
     database = server.create_database()
     made = Captured(database, spool, options, parameters)
@@ -153,5 +179,9 @@ def capturing(server: PostgresServer, spool: Path, options: str = "", parameters
 
 
 def _brief(row: Row) -> Row:
-    shown = {name: value for name, value in row.items() if name not in METADATA_NAMES or (name in _SHOWN and value is not None)}
+    shown = {
+        name: value
+        for name, value in row.items()
+        if name not in METADATA_NAMES or (name in _SHOWN and value is not None)
+    }
     return {**shown, "_exact": dict(shown["_exact"])} if "_exact" in shown else shown

@@ -97,7 +97,9 @@ class RestCatalogs:
         backend.setConf(jvm.org.apache.hadoop.conf.Configuration())
         backend.initialize(name, settings)
         jetty = jvm.org.eclipse.jetty
-        servlet = jvm.org.apache.iceberg.rest.RESTCatalogServlet(jvm.org.apache.iceberg.rest.RESTCatalogAdapter(backend))
+        servlet = jvm.org.apache.iceberg.rest.RESTCatalogServlet(
+            jvm.org.apache.iceberg.rest.RESTCatalogAdapter(backend)
+        )
         server = jetty.server.Server(jvm.java.net.InetSocketAddress(_HOST, 0))
         context = jetty.ee10.servlet.ServletContextHandler()
         context.addServlet(jetty.ee10.servlet.ServletHolder(servlet), "/*")
@@ -109,7 +111,10 @@ class RestCatalogs:
 def jdbc_settings(dsn: str) -> dict[str, str]:
     """Of a catalog in that database."""
     given = psycopg.conninfo.conninfo_to_dict(dsn)
-    settings = {"uri": f"jdbc:postgresql://{given['host']}:{given['port']}/{given['dbname']}", "jdbc.user": str(given["user"])}
+    settings = {
+        "uri": f"jdbc:postgresql://{given['host']}:{given['port']}/{given['dbname']}",
+        "jdbc.user": str(given["user"]),
+    }
     password = {"jdbc.password": str(given["password"])} if given.get("password") else {}
     return {**settings, **password, "jdbc.schema-version": "V1"}
 

@@ -25,8 +25,13 @@ Checker = Callable[..., CheckReport]
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); INSERT INTO orders VALUES (1, 'secret row')")
-    database.execute("CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, v text); INSERT INTO orders VALUES (1, 'secret row')"
+    )
+    database.execute(
+        "CREATE TABLE items (id int PRIMARY KEY); "
+        "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)"
+    )
     database.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     return database
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class Mirror:
     """One configuration file, and operations on it."""
 
-    def __init__(self, spark: SparkSession, database: Database, directory: Path, document: dict[str, Any]) -> None:
+    def __init__(
+        self, spark: SparkSession, database: Database, directory: Path, document: dict[str, Any]
+    ) -> None:
         self._spark = spark
         self._database = database
         self.path = directory / "pipeline.yaml"
@@ -43,7 +45,9 @@ class Mirror:
     def slot(self) -> str:
         return self.config.slot
 
-    def pipeline(self, observer: PipelineObserver | None = None, reload: Callable[[], PipelineConfig] | None = None) -> Pipeline:
+    def pipeline(
+        self, observer: PipelineObserver | None = None, reload: Callable[[], PipelineConfig] | None = None
+    ) -> Pipeline:
         from penstock.pipeline.pipeline import Pipeline
 
         return Pipeline(self.config, self._spark, observer, reload)
@@ -69,14 +73,17 @@ class Mirror:
         return sink.read(TableName.parse(table)).selectExpr(*columns.split(", ")).collect()
 
     def confirmed(self) -> Position:
-        rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        rows = self._database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(rows[0][0])
 
     def compare(self, names: Collection[str] = ()) -> list[Comparison]:
         """Compare these tables, or every one with a target, as both sides are now, in name order.
 
-        For a source at rest and a pipeline that has ended. Tables of mode append have no rows that could equal the source's, and are left
-        out. Targets are read by Spark, so this also shows that other readers find the rows.
+        For a source at rest and a pipeline that has ended. Tables of mode append have no rows that could
+        equal the source's, and are left out. Targets are read by Spark, so this also shows that other readers
+        find the rows.
         """
         from penstock.pipeline.sources.adapter import source_adapter
         from penstock.pipeline.verify.verify import SideBySide
@@ -90,7 +97,11 @@ class Mirror:
             side = SideBySide(self._spark, self.config, scratch, reads_by_spark=True)
             tables = [table for table in side.inspect().values() if not wanted or table.name in wanted]
             copies = [table for table in tables if not self.config.mode_of(table.name).is_log]
-            return [side.compare(table, snapshot, None) for table in copies if side.targets.load_target(table.name) is not None]
+            return [
+                side.compare(table, snapshot, None)
+                for table in copies
+                if side.targets.load_target(table.name) is not None
+            ]
 
     def assert_equal(self, *tables: str) -> None:
         """Source and target are the same, row by row; the tables compared are those named."""
@@ -121,7 +132,9 @@ def mirror_document(database: Database, **changes: Any) -> dict[str, Any]:
 def two_tables(database: Database) -> None:
     """Two tables: one whose epochs succeed and one whose epochs are to fail."""
     for name in ("good", "bad"):
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')")
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')"
+        )
 
 
 @pytest.fixture
@@ -155,7 +168,10 @@ def mirror_into(mirror: MirrorFactory, request: pytest.FixtureRequest) -> Mirror
 
 @pytest.fixture(scope="module")
 def lake_of(
-    spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    spark: SparkSession,
+    postgres_server: PostgresServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[LakeFactory]:
     """`lake_of("iceberg")`: as `mirror_into`, with a separate database, for many tests of one pipeline's
     results.

@@ -38,7 +38,8 @@ _SETTINGS = {"max_prepared_transactions": "10", "track_commit_timestamp": "on"}
 def server_directory() -> Iterator[Path]:
     """For the data of a server, which may run as another user.
 
-    Not pytest's own temporary directory: every pytest that starts on this machine shuts all other users out of it.
+    Not pytest's own temporary directory: every pytest that starts on this machine shuts all other users out
+    of it.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-pg-") as directory:
         yield Path(directory)
@@ -62,12 +63,16 @@ class PostgresServer:
 
     def create_database(self) -> Database:
         name = f"{self._prefix}_{next(self._numbers)}"
-        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(self._template))
+        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+            sql.Identifier(name), sql.Identifier(self._template)
+        )
         self._admin.execute(create)
         return Database(name, self.dsn(name))
 
     def drop_database(self, name: str) -> None:
-        """A slot keeps its database from being dropped, and a reader keeps its slot: end the readers, drop the slots, then the database."""
+        """A slot keeps its database from being dropped, and a reader keeps its slot: end the readers, drop
+        the slots, then the database.
+        """
         deadline = time.monotonic() + _TEARDOWN_SECONDS
         while slots := self._slots(name):
             self._end_connections(name)
@@ -82,12 +87,16 @@ class PostgresServer:
         self._admin.close()
 
     def _slots(self, database: str) -> list[str]:
-        rows = self._admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", [database]).fetchall()
+        rows = self._admin.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = %s", [database]
+        ).fetchall()
         return [str(row[0]) for row in rows]
 
     def _end_connections(self, database: str) -> None:
         # The second argument: wait up to this many milliseconds until the backend is gone.
-        self._admin.execute("SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", [database])
+        self._admin.execute(
+            "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", [database]
+        )
 
     def _drop_slot(self, slot: str) -> None:
         # Taken again by a retrying reader, or temporary and dropped with its reader: the caller checks again.
@@ -162,12 +171,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     if "postgres_version" not in metafunc.fixturenames:
-        raise pytest.UsageError(f"{metafunc.definition.nodeid} is marked with versions, but asks for no server")
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid} is marked with versions, but asks for no server"
+        )
     foreign = os.environ.get("PENSTOCK_TEST_PG")
     versions = [version for version in marker.args if not foreign or version == _default_version()]
-    # Indirect: a direct value would not reach the fixture, and fixtures that depend on it would not be created
-    # again.
-    metafunc.parametrize("postgres_version", versions, ids=[f"pg{version}" for version in versions], indirect=True, scope="session")
+    # Indirect: a direct value would not reach the fixture, and fixtures that depend on it would not be
+    # created again.
+    metafunc.parametrize(
+        "postgres_version",
+        versions,
+        ids=[f"pg{version}" for version in versions],
+        indirect=True,
+        scope="session",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -207,10 +224,18 @@ def _default_version() -> int:
 
 def _url(dsn: str, database: str) -> str:
     """The same server and role as `dsn`, as a URL, which every driver accepts."""
-    options = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None and name != "dbname"}
+    options = {
+        name: str(value)
+        for name, value in conninfo_to_dict(dsn).items()
+        if value is not None and name != "dbname"
+    }
     user = quote(options.pop("user", "postgres"), safe="")
     password = options.pop("password", None)
     login = user if password is None else f"{user}:{quote(password, safe='')}"
-    address = "" if options.get("host", "/").startswith("/") else f"{options.pop('host')}:{options.pop('port', '5432')}"
+    address = (
+        ""
+        if options.get("host", "/").startswith("/")
+        else f"{options.pop('host')}:{options.pop('port', '5432')}"
+    )
     query = f"?{urlencode(options)}" if options else ""
     return f"postgresql://{login}@{address}/{quote(database, safe='')}{query}"

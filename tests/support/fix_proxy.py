@@ -43,7 +43,7 @@ class TcpProxy:
         self._acceptor: threading.Thread | None = None
         self.accept()
 
-    # --- what tests ask for -------------------------------------------------------------------------------------------------
+    # --- what tests ask for ---------------------------------------------------------------------------------
 
     @property
     def connections(self) -> int:
@@ -71,7 +71,9 @@ class TcpProxy:
         if self._listener is None:
             self._listener = _bound_socket(self.port)
             self._listener.listen()
-            self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="proxy-accept", daemon=True)
+            self._acceptor = threading.Thread(
+                target=self._accept, args=(self._listener,), name="proxy-accept", daemon=True
+            )
             self._acceptor.start()
 
     def delay(self, seconds: float) -> None:
@@ -95,7 +97,7 @@ class TcpProxy:
         self.cut()
         self._placeholder.close()
 
-    # --- what links ask for -----------------------------------------------------------------------------------------------------
+    # --- what links ask for ---------------------------------------------------------------------------------
 
     @property
     def swallowing(self) -> bool:
@@ -152,8 +154,12 @@ class _Link:
         for end in self._sockets:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._threads = (
-            threading.Thread(target=self._pump, args=(client, server), name=f"proxy-up-{number}", daemon=True),
-            threading.Thread(target=self._pump, args=(server, client), name=f"proxy-down-{number}", daemon=True),
+            threading.Thread(
+                target=self._pump, args=(client, server), name=f"proxy-up-{number}", daemon=True
+            ),
+            threading.Thread(
+                target=self._pump, args=(server, client), name=f"proxy-down-{number}", daemon=True
+            ),
         )
 
     def start(self) -> None:

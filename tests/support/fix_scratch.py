@@ -1,7 +1,8 @@
 """Temporary files in memory: on a disk, the tests mostly wait for fsync.
 
-Everything goes there: pytest's own directories, the data of servers, Spark's files, and what child processes put into their temporary
-directory. A TMPDIR that is set wins. A run that fails leaves its files until the next run starts.
+Everything goes there: pytest's own directories, the data of servers, Spark's files, and what child processes
+put into their temporary directory. A TMPDIR that is set wins. A run that fails leaves its files until the
+next run starts.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 def _has_room() -> bool:
-    """Containers often have a /dev/shm of 64 MB, and a large one is worth no more than the memory behind it."""
+    """Containers often have a /dev/shm of 64 MB, and a large one is worth no more than the memory
+    behind it.
+    """
     if not os.access(_MEMORY, os.W_OK):
         return False
     return min(shutil.disk_usage(_MEMORY).free, _available_bytes()) >= _NEEDED_BYTES
 
 
 def _available_bytes() -> int:
-    found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    found = re.search(
+        r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE
+    )
     return int(found[1]) << 10 if found else 0
 
 

@@ -22,7 +22,9 @@ _FOR_WORKERS = Path(__file__).parent / "workers"
 
 
 def pytest_configure() -> None:
-    """Sessions and `penstock run` in processes of their own inherit the environment, and pass it on to their workers."""
+    """Sessions and `penstock run` in processes of their own inherit the environment, and pass it on to their
+    workers.
+    """
     given = os.environ.get("PYTHONPATH", "")
     if str(_FOR_WORKERS) not in given.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_FOR_WORKERS), given)))
@@ -37,7 +39,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     packages = [POSTGRES_DRIVER]
     for package in (delta_package, iceberg_package):
-        with suppress(EnvironmentUnfitError):  # not published for this Spark; the tests of the source do not need it
+        with suppress(
+            EnvironmentUnfitError
+        ):  # not published for this Spark; the tests of the source do not need it
             packages.append(package())
 
     session = build_session(
@@ -46,7 +50,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         packages=packages,
         conf={
             **SHORT_LIVED,
-            "spark.driver.memory": "4g",  # a session keeps every catalog and table that it has seen, and sees those of all tests
+            # a session keeps every catalog and table that it has seen, and sees those of all tests
+            "spark.driver.memory": "4g",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },

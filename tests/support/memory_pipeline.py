@@ -72,7 +72,11 @@ class ListSink(PositionSink):
             raise SinkRefusedError("it does not fit", hint="make it fit")
         if fault == "failed":
             raise SinkError("not now")
-        self.list, self.copy, self.applied[table] = PlainTarget(self.layout, shadow.list.rows), shadow.copy, position
+        self.list, self.copy, self.applied[table] = (
+            PlainTarget(self.layout, shadow.list.rows),
+            shadow.copy,
+            position,
+        )
         if fault == "after":
             raise Died
         if fault == "lost":
@@ -90,7 +94,10 @@ class ListSink(PositionSink):
         reached = self.applied[target.table]
         if reached < end:
             read = read_slices(slices_after(changes.slices, reached), self.layout, None, changes.views)
-            if self.transform is not None and transform_changes(self.transform.fit(self.table), read).refused.num_rows:
+            if (
+                self.transform is not None
+                and transform_changes(self.transform.fit(self.table), read).refused.num_rows
+            ):
                 raise RowRefusedError("some rows cannot be transformed", hint="mend them")
             self.list.apply(fold(read, self.layout, self.list.lookup))
             self.applied[target.table] = end
@@ -128,7 +135,8 @@ class MemoryPipeline:
         self.applier = open_epochs(self.sink, self.root, dead_letters=self.box).applier
         target = self.sink.load_target(self.source.table.name)
         self.applier.tables.start(
-            {target.table: target}, {target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)}
+            {target.table: target},
+            {target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)},
         )
 
     def idle(self) -> int:

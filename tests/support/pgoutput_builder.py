@@ -128,7 +128,7 @@ def other(kind: bytes, rest: bytes = b"") -> bytes:
     return wal_data(kind + rest)
 
 
-# --- protocol version 2: transactions that are sent while they are open ----------------------------------------------------------
+# --- protocol version 2: transactions that are sent while they are open -------------------------------------
 
 
 def streamed(message: bytes, xid: int) -> bytes:

@@ -65,7 +65,10 @@ class Decoded:
                     del pieces[step.xid]
                 case PiecesAborted():
                     rows, messages = pieces[step.xid]
-                    kept = [row for row in rows if row[2] != step.subxid], [each for each in messages if each.xid != step.subxid]
+                    kept = (
+                        [row for row in rows if row[2] != step.subxid],
+                        [each for each in messages if each.xid != step.subxid],
+                    )
                     pieces[step.xid] = kept
                 case PiecesCommitted():
                     found._commit(step, *pieces.pop(step.xid))
@@ -79,7 +82,9 @@ class Decoded:
         assert all(row[:2] == (None, None) for row in rows)
         ordinals = [row[3] for row in rows]
         assert len(set(ordinals)) == len(ordinals)
-        self.rows += [(step.end.value, step.commit_time, step.xid, ordinal, row) for _, _, _, ordinal, row in rows]
+        self.rows += [
+            (step.end.value, step.commit_time, step.xid, ordinal, row) for _, _, _, ordinal, row in rows
+        ]
         self.messages += [replace(message, xid=step.xid, position=step.end) for message in messages]
         self.transactions += 1
         self.ends.append(step.end)
@@ -90,7 +95,9 @@ def step_rows(step: Transactions | TransactionPiece) -> list[Placed]:
 
 
 def batches(steps: Iterable[LogStep]) -> list[ChangeBatch]:
-    return [batch for step in steps if isinstance(step, Transactions | TransactionPiece) for batch in step.batches]
+    return [
+        batch for step in steps if isinstance(step, Transactions | TransactionPiece) for batch in step.batches
+    ]
 
 
 def batch_rows(batch: ChangeBatch) -> list[Placed]:
@@ -103,7 +110,10 @@ def batch_rows(batch: ChangeBatch) -> list[Placed]:
     assert order == sorted(set(order))
     assert_counts(batch.counts, plain)
     assert {kind == "update_preimage" for kind in plain["_change_type"]} == {batch.is_old}
-    return [_placed(batch.table, {name: values[at] for name, values in plain.items()}) for at in range(rows.num_rows)]
+    return [
+        _placed(batch.table, {name: values[at] for name, values in plain.items()})
+        for at in range(rows.num_rows)
+    ]
 
 
 def _plain(column: pa.Array, name: str) -> list[Any]:

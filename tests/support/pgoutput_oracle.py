@@ -1,4 +1,7 @@
-"""A small, slow decoder of pgoutput: one message, field and value at a time. The fast one must agree with it."""
+"""A small, slow decoder of pgoutput: one message, field and value at a time.
+
+The fast one must agree with it.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,9 @@ class Oracle:
 
     def _check_place(self, payload: bytes) -> None:
         kind = payload[:1]
-        place = "transaction" if self._waiting is not None else "block" if self._block is not None else "between"
+        place = (
+            "transaction" if self._waiting is not None else "block" if self._block is not None else "between"
+        )
         allowed = {
             "between": b"BScAM",
             "transaction": b"CORYIUDTM",
@@ -157,7 +162,10 @@ class Oracle:
                 reader.name()
                 reader.finish()
             case b"M":
-                stream.messages += [replace(message, xid=xid, ordinal=stream.ordinal) for message in self._message(reader, is_loose=False)]
+                stream.messages += [
+                    replace(message, xid=xid, ordinal=stream.ordinal)
+                    for message in self._message(reader, is_loose=False)
+                ]
             case b"I" | b"U" | b"D":
                 found = self._change(payload[:1], reader)
                 stream.rows += [(xid, replace(row, ordinal=stream.ordinal + row.ordinal)) for row in found]
@@ -165,7 +173,14 @@ class Oracle:
             case b"T":
                 for oid in self._truncate(reader):
                     table = self._table(oid)
-                    stream.rows.append((xid, self._row(table, ChangeType.TRUNCATE, stream.ordinal, [None] * len(table.columns))))
+                    stream.rows.append(
+                        (
+                            xid,
+                            self._row(
+                                table, ChangeType.TRUNCATE, stream.ordinal, [None] * len(table.columns)
+                            ),
+                        )
+                    )
                     stream.ordinal += 1
 
     def _stream_start(self, payload: bytes) -> None:
@@ -238,7 +253,11 @@ class Oracle:
         if identity == b"f":
             flagged = [name for name in names if name in known] if set(known) <= set(names) else []
         self._described += 1
-        self._visible[oid] = (self._described, TableSchema(oid, name, tuple(columns), tuple(flagged)), identity == b"f")
+        self._visible[oid] = (
+            self._described,
+            TableSchema(oid, name, tuple(columns), tuple(flagged)),
+            identity == b"f",
+        )
 
     def _change(self, kind: bytes, reader: _Reader) -> list[OracleRow]:
         (oid,) = reader.fields("!I")
@@ -252,19 +271,28 @@ class Oracle:
             return [self._row(table, ChangeType.DELETE, 0, self._shown(table, marker, first))]
         if marker == b"N":
             reader.finish()
-            return [self._row(table, ChangeType.INSERT if kind == b"I" else ChangeType.UPDATE_POSTIMAGE, 0, first)]
+            return [
+                self._row(table, ChangeType.INSERT if kind == b"I" else ChangeType.UPDATE_POSTIMAGE, 0, first)
+            ]
         if reader.fields("!c") != (b"N",):
             raise ProtocolError("marker")
         second = reader.row(table)
         reader.finish()
-        new = [old if value is Absent.UNCHANGED and isinstance(old, bytes) else value for old, value in zip(first, second, strict=True)]
+        new = [
+            old if value is Absent.UNCHANGED and isinstance(old, bytes) else value
+            for old, value in zip(first, second, strict=True)
+        ]
         keys = [at for at, column in enumerate(table.columns) if column.name in table.key]
         if not keys or any(first[at] != new[at] for at in keys):
             return [
                 self._row(table, ChangeType.DELETE, 0, self._shown(table, marker, first)),
                 replace(self._row(table, ChangeType.INSERT, 1, new), is_move=True),
             ]
-        old = [self._row(table, ChangeType.UPDATE_PREIMAGE, 0, first)] if self.old_rows and marker == b"O" else []
+        old = (
+            [self._row(table, ChangeType.UPDATE_PREIMAGE, 0, first)]
+            if self.old_rows and marker == b"O"
+            else []
+        )
         return [*old, self._row(table, ChangeType.UPDATE_POSTIMAGE, 1, new)]
 
     def _shown(self, table: TableSchema, marker: bytes, values: list[Value]) -> list[Value]:
@@ -286,7 +314,9 @@ class Oracle:
             raise ProtocolError("table")
         return self._visible[oid][1]
 
-    def _row(self, table: TableSchema, change_type: ChangeType, ordinal: int, values: Sequence[Value]) -> OracleRow:
+    def _row(
+        self, table: TableSchema, change_type: ChangeType, ordinal: int, values: Sequence[Value]
+    ) -> OracleRow:
         typed: dict[str, Any] = {}
         unchanged: list[str] = []
         exact: dict[str, str] = {}
@@ -303,7 +333,10 @@ class Oracle:
 
 @lru_cache(maxsize=100_000)
 def _typed(value: bytes, type_oid: int, type_modifier: int) -> tuple[Any, str | None]:
-    """The value, and its text where the type cannot hold it. Kept, since damaged streams repeat most values of the sound ones."""
+    """The value, and its text where the type cannot hold it.
+
+    Kept, since damaged streams repeat most values of the sound ones.
+    """
     try:
         decoded = decode_text(_text(value), type_oid, type_modifier)
     except (ProtocolError, UnreadableTextError):
@@ -317,13 +350,18 @@ def _typed(value: bytes, type_oid: int, type_modifier: int) -> tuple[Any, str | 
 
 def _text(value: bytes) -> pa.StringArray:
     # Like `pa.array`, which checks for pandas each time.
-    return pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("=ii", 0, len(value))), pa.py_buffer(value))
+    return pa.StringArray.from_buffers(
+        1, pa.py_buffer(struct.pack("=ii", 0, len(value))), pa.py_buffer(value)
+    )
 
 
 def _key_only(table: TableSchema, values: list[Value]) -> list[Value]:
     if not table.key:
         return values
-    return [value if column.name in table.key else None for column, value in zip(table.columns, values, strict=True)]
+    return [
+        value if column.name in table.key else None
+        for column, value in zip(table.columns, values, strict=True)
+    ]
 
 
 def _unpack(layout: str, payload: bytes) -> tuple[Any, ...]:

@@ -21,11 +21,15 @@ def _bytea(random: Random) -> bytes:
 
 
 def _numeric(random: Random) -> bytes:
-    return random.choice([b"NaN", b"0", b"-1.50", b"1.%040d" % 0, b"9" * 25, b"0.%d" % random.randrange(10**9)])
+    return random.choice(
+        [b"NaN", b"0", b"-1.50", b"1.%040d" % 0, b"9" * 25, b"0.%d" % random.randrange(10**9)]
+    )
 
 
 def _moment(random: Random) -> bytes:
-    return random.choice([b"infinity", b"0044-03-15 10:00:00+00 BC", b"2024-02-29 23:59:59.%06d+00" % random.randrange(10**6)])
+    return random.choice(
+        [b"infinity", b"0044-03-15 10:00:00+00 BC", b"2024-02-29 23:59:59.%06d+00" % random.randrange(10**6)]
+    )
 
 
 _VALUES: dict[int, Callable[[Random], bytes]] = {
@@ -46,7 +50,10 @@ PREFIXES = ("penstock", "outbox", "")
 
 @dataclass
 class _Open:
-    """A transaction that is sent while it is open. `levels` are its open subtransactions, the innermost last."""
+    """A transaction that is sent while it is open.
+
+    `levels` are its open subtransactions, the innermost last.
+    """
 
     xid: int
     levels: list[_Level]
@@ -59,7 +66,9 @@ class _Open:
 
 @dataclass
 class _Level:
-    """A subtransaction: its own xid, those of subtransactions that ended in it, and the tables altered before it began."""
+    """A subtransaction: its own xid, those of subtransactions that ended in it, and the tables altered before
+    it began.
+    """
 
     xid: int
     ended: list[int]
@@ -86,7 +95,11 @@ class StreamWriter:
     def start(cls, seed: int, table_count: int) -> StreamWriter:
         random = Random(seed)
         tables = [_table(random, 16384 + at) for at in range(table_count)]
-        keys = {table.oid: tuple(column.name for column in table.columns if column.is_key) for table in tables if table.oid % 3}
+        keys = {
+            table.oid: tuple(column.name for column in table.columns if column.is_key)
+            for table in tables
+            if table.oid % 3
+        }
         return cls(random, tables, keys)
 
     def transaction(self, change_count: int) -> None:
@@ -100,7 +113,9 @@ class StreamWriter:
         self.ended += 1
 
     def block(self, change_count: int) -> None:
-        """The next block of an open transaction, or the first of a new one; afterwards, it may roll back a part, or end."""
+        """The next block of an open transaction, or the first of a new one; afterwards, it may roll back a
+        part, or end.
+        """
         self._idle()
         known = bool(self.open) and self.random.random() < 0.7
         stream = self.random.choice(list(self.open.values())) if known else self._begin()
@@ -161,8 +176,8 @@ class StreamWriter:
         del self.open[stream.xid]
         self.ended += 1
         self.tables = [stream.altered.get(table.oid, table) for table in self.tables]
-        # Tables that it altered and did not describe must be described to other transactions; those it described need
-        # not.
+        # Tables that it altered and did not describe must be described to other transactions; those it
+        # described need not.
         self.sent -= stream.altered.keys()
         self.sent |= stream.sent
 
@@ -179,7 +194,9 @@ class StreamWriter:
         return next(xid for xid in iter(lambda: self.random.randrange(1, 2**32), 0) if xid not in taken)
 
     def _emit(self, message: bytes) -> None:
-        self.messages.append(message if self._in is None else build.streamed(message, self._in.levels[-1].xid))
+        self.messages.append(
+            message if self._in is None else build.streamed(message, self._in.levels[-1].xid)
+        )
 
     def _idle(self) -> None:
         if self.random.random() < 0.3:
@@ -192,7 +209,9 @@ class StreamWriter:
             self.messages.append(build.origin("origin"))
 
     def _message(self, *, transactional: bool) -> bytes:
-        return build.message(self.random.choice(PREFIXES), _text(self.random), self.position, transactional=transactional)
+        return build.message(
+            self.random.choice(PREFIXES), _text(self.random), self.position, transactional=transactional
+        )
 
     def _change(self) -> None:
         free = [table for table in self._visible() if self._may_use(table)]
@@ -202,7 +221,9 @@ class StreamWriter:
         if self.random.random() < 0.05 and self._may_alter(table):
             table = self._alter(table)
         self._describe(table, again=self.random.random() < 0.05)
-        kind = self.random.choices(["insert", "update", "delete", "truncate", "message", "keepalive"], [16, 16, 8, 2, 1, 2])[0]
+        kind = self.random.choices(
+            ["insert", "update", "delete", "truncate", "message", "keepalive"], [16, 16, 8, 2, 1, 2]
+        )[0]
         match kind:
             case "insert":
                 self._emit(build.insert(table.oid, self._values(table)))
@@ -258,14 +279,19 @@ class StreamWriter:
         old, marker = self._old(table)
         fresh = self._values(table, toast=True)
         keep = self.random.random()
-        new = [before if before is not None and self.random.random() < keep else value for before, value in zip(old, fresh, strict=True)]
+        new = [
+            before if before is not None and self.random.random() < keep else value
+            for before, value in zip(old, fresh, strict=True)
+        ]
         self._emit(build.update(table.oid, new, old, marker))
 
     def _old(self, table: Table) -> tuple[list[Value], bytes]:
         if table.identity == "f":
             return self._values(table, toast=self.random.random() < 0.2), b"O"
         values = self._values(table)
-        return [value if column.is_key else None for column, value in zip(table.columns, values, strict=True)], b"K"
+        return [
+            value if column.is_key else None for column, value in zip(table.columns, values, strict=True)
+        ], b"K"
 
     def _values(self, table: Table, *, toast: bool = False) -> list[Value]:
         return [self._value(column, toast) for column in table.columns]
@@ -301,7 +327,13 @@ def _table(random: Random, oid: int) -> Table:
 def _altered(random: Random, table: Table) -> Table:
     match random.randrange(4):
         case 0:
-            return replace(table, columns=(*table.columns, TableColumn(f"a{random.randrange(10**6)}", random.choice(list(_VALUES)))))
+            return replace(
+                table,
+                columns=(
+                    *table.columns,
+                    TableColumn(f"a{random.randrange(10**6)}", random.choice(list(_VALUES))),
+                ),
+            )
         case 1:
             return replace(table, columns=table.columns[:-1])
         case 2:

@@ -47,7 +47,9 @@ class PlainQuery(Queries):
     def analyse(self, text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
         del text, columns
         selected = tuple(
-            Selected(name, '"string"', (each,), is_plain=True) if isinstance(each, str) else Selected(name, f'"{each.kind}"', each.needs)
+            Selected(name, '"string"', (each,), is_plain=True)
+            if isinstance(each, str)
+            else Selected(name, f'"{each.kind}"', each.needs)
             for name, each in self.columns.items()
         )
         return Analysis(selected, None if self.where is None else self.where.needs)
@@ -62,7 +64,10 @@ class PlainQuery(Queries):
                 rows = file.read()
             self.read.append([name for name in rows.column_names if name != number])
             rows = rows.take(pa.array(range(rows.num_rows - 1, -1, -1), pa.int64()))
-            pq.write_table(pa.table({number: rows.column(number), **self._made(rows.to_pylist())}), f"{directory}/{at}.parquet")
+            pq.write_table(
+                pa.table({number: rows.column(number), **self._made(rows.to_pylist())}),
+                f"{directory}/{at}.parquet",
+            )
 
     def _made(self, rows: list[dict[str, Any]]) -> dict[str, pa.Array]:
         made = {str(at): each for at, each in enumerate(self.columns.values()) if not isinstance(each, str)}

@@ -16,7 +16,10 @@ _NEGOTIATIONS = frozenset({80877103, 80877104})  # TLS, GSSAPI
 
 
 def main(severity: str, code: str, message: str) -> None:
-    fields = b"".join(kind + text.encode() + b"\0" for kind, text in ((b"S", severity), (b"V", "FATAL"), (b"C", code), (b"M", message)))
+    fields = b"".join(
+        kind + text.encode() + b"\0"
+        for kind, text in ((b"S", severity), (b"V", "FATAL"), (b"C", code), (b"M", message))
+    )
     answer = b"E" + struct.pack("!I", len(fields) + 5) + fields + b"\0"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)

@@ -73,7 +73,9 @@ class EmbeddedRegistry:
     def set_compatibility(self, subject: str, level: str) -> None:
         """The compatibility rule of a subject's schemas, such as BACKWARD; by default none."""
         body = json.dumps({"compatibility": level}).encode()
-        request = Request(f"{self.url}/config/{subject}", body, {"Content-Type": "application/json"}, method="PUT")
+        request = Request(
+            f"{self.url}/config/{subject}", body, {"Content-Type": "application/json"}, method="PUT"
+        )
         with urlopen(request, timeout=30):
             pass
 
@@ -92,12 +94,20 @@ class EmbeddedRegistry:
         log = Path(self._scratch.name) / "registry.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*java, *settings, "-jar", str(program)], cwd=self._scratch.name, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*java, *settings, "-jar", str(program)],
+                cwd=self._scratch.name,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
-        self._guard = subprocess.Popen(["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)], stdin=subprocess.PIPE)
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)], stdin=subprocess.PIPE
+        )
         self._await_answer(log)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._process is not None:
             self._process.terminate()
             try:
@@ -125,7 +135,9 @@ class EmbeddedRegistry:
                 assert self._process is not None
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-                    raise EnvironmentUnfitError(f"the schema registry does not start: {' | '.join(tail)}", hint="see its log") from error
+                    raise EnvironmentUnfitError(
+                        f"the schema registry does not start: {' | '.join(tail)}", hint="see its log"
+                    ) from error
                 time.sleep(0.1)
 
 
@@ -137,4 +149,6 @@ def _free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind((_HOST, port))
             return port
-    raise EnvironmentUnfitError("no port is free for the schema registry", hint=f"see who listens on ports {_PORTS.start} and higher")
+    raise EnvironmentUnfitError(
+        "no port is free for the schema registry", hint=f"see who listens on ports {_PORTS.start} and higher"
+    )

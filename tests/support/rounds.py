@@ -1,4 +1,7 @@
-"""How often a random test repeats itself: `make test-long` sets PENSTOCK_TEST_ROUNDS to run more rounds than CI does."""
+"""How often a random test repeats itself:
+
+`make test-long` sets PENSTOCK_TEST_ROUNDS to run more rounds than CI does.
+"""
 
 from __future__ import annotations
 

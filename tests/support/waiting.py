@@ -11,6 +11,9 @@ DEADLINE_SECONDS = 60.0
 
 
 def wait_for(
-    condition: Callable[[], object], what: str, state: Callable[[], object] = lambda: "unknown", seconds: float = DEADLINE_SECONDS
+    condition: Callable[[], object],
+    what: str,
+    state: Callable[[], object] = lambda: "unknown",
+    seconds: float = DEADLINE_SECONDS,
 ) -> None:
     streams.wait_for(lambda: bool(condition()), what, state, seconds)

@@ -16,7 +16,9 @@ from benchmarks.memory import Sample, memory_goals
 from benchmarks.snapshot import snapshot_goals
 
 
-def test_without_java_debezium_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_java_debezium_is_left_out_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(Unavailable, match="there is no java: install a JDK"), prepared_debezium():
@@ -29,12 +31,19 @@ def test_the_goals_compare_medians_of_the_same_run() -> None:
 
     measured = {REFERENCE.name: rounds(2, 2, 9), ARROW.name: rounds(1, 1, 9), Debezium.name: rounds(7, 7, 1)}
     goals = list(rate_goals("inserts", measured))
-    assert [(goal.measured, goal.is_met) for goal in goals] == [(2.0, True), (0.5, True), (7.0, False), (1 / 7, False)]
+    assert [(goal.measured, goal.is_met) for goal in goals] == [
+        (2.0, True),
+        (0.5, True),
+        (7.0, False),
+        (1 / 7, False),
+    ]
 
 
 def test_goals_of_a_large_transaction_cover_its_rows_its_memory_and_remaining_files() -> None:
     def verdicts(peak_bytes: int, rows: int, left: int) -> list[bool | None]:
-        goals = list(transaction_goals("one", peak_bytes=peak_bytes, spooled_rows=rows, expected_rows=11, left=left))
+        goals = list(
+            transaction_goals("one", peak_bytes=peak_bytes, spooled_rows=rows, expected_rows=11, left=left)
+        )
         assert exit_code(goals) == int(not all(goal.is_met for goal in goals))
         return [goal.is_met for goal in goals]
 
@@ -55,8 +64,19 @@ def test_a_snapshot_is_held_to_copy_jdbc_and_duckdb_of_the_same_run() -> None:
     def rounds(seconds: float) -> list[Measurement]:
         return [Measurement(1000, seconds, 0.0, 0.0)]
 
-    measured = {COPY.name: rounds(1), DuckCopy.name: rounds(2), PARQUET: rounds(2), DELTA: rounds(4), JDBC: rounds(3)}
-    assert [(goal.measured, goal.is_met) for goal in snapshot_goals(measured)] == [(0.5, True), (1.5, False), (1.0, True), (0.5, False)]
+    measured = {
+        COPY.name: rounds(1),
+        DuckCopy.name: rounds(2),
+        PARQUET: rounds(2),
+        DELTA: rounds(4),
+        JDBC: rounds(3),
+    }
+    assert [(goal.measured, goal.is_met) for goal in snapshot_goals(measured)] == [
+        (0.5, True),
+        (1.5, False),
+        (1.0, True),
+        (0.5, False),
+    ]
     del measured[DuckCopy.name]
     assert len(list(snapshot_goals(measured))) == 3
 
@@ -67,13 +87,18 @@ def test_no_capture_is_measured_before_another_in_every_round() -> None:
     assert (first, second) == (third, names[::-1])
 
 
-def test_memory_that_rises_by_more_than_5_percent_after_the_warm_up_is_distinguished_from_flat_memory() -> None:
+def test_memory_that_rises_by_more_than_5_percent_after_the_warm_up_is_distinguished_from_flat_memory() -> (
+    None
+):
     def verdicts(*driver_mb: float) -> list[bool | None]:
         samples = [
-            Sample(epoch * 10, 0.0, 10**8, 10**8, 10**9, 9 * 10**8, round(mb * 10**6), 10**8, 10**8) for epoch, mb in enumerate(driver_mb)
+            Sample(epoch * 10, 0.0, 10**8, 10**8, 10**9, 9 * 10**8, round(mb * 10**6), 10**8, 10**8)
+            for epoch, mb in enumerate(driver_mb)
         ]
         return [goal.is_met for goal in memory_goals(samples, 300) if "≤" in goal.text]
 
     assert verdicts(100, 150, 200, 200, 201, 200) == [True, True, True, True]
     assert verdicts(100, 150, 200, 200, 208, 216) == [True, True, False, True]
-    assert verdicts(200, 200, 200, 200, 150, 100) == [True, True, True, True], "memory that is given back is no leak"
+    assert verdicts(200, 200, 200, 200, 150, 100) == [True, True, True, True], (
+        "memory that is given back is no leak"
+    )

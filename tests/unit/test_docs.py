@@ -29,6 +29,12 @@ def test_every_yaml_block_of_a_guide_is_a_configuration_or_a_part_of_one(page: P
     for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         shown = yaml.safe_load(block)
         source = {"dsn": "dbname=shop", **shown.pop("source", {})}
-        whole = {"pipeline": "shop", "source": source, "tables": ["public.orders"], "sink": {"delta": {"path": "lake"}}, **shown}
+        whole = {
+            "pipeline": "shop",
+            "source": source,
+            "tables": ["public.orders"],
+            "sink": {"delta": {"path": "lake"}},
+            **shown,
+        }
         (tmp_path / "shop.yaml").write_text(yaml.safe_dump(whole), encoding="utf-8")
         load_config(tmp_path / "shop.yaml")

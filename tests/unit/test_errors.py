@@ -57,7 +57,10 @@ def test_of_an_exception_that_is_not_ours_only_the_kind_is_shown() -> None:
     assert found == ["ValueError", "KeyError", "OSError", "Py4JJavaError"]
     assert describe(ValueError(text)) == "CAST_INVALID_INPUT"
     assert describe(PermissionError(13, "Permission denied", "/lake/x")) == "Permission denied"
-    assert describe(FileNotFoundError(2, "No such file or directory", "/lake/x")) == "the file /lake/x is missing"
+    assert (
+        describe(FileNotFoundError(2, "No such file or directory", "/lake/x"))
+        == "the file /lake/x is missing"
+    )
 
 
 def test_code_and_fix_are_part_of_the_text_because_spark_hands_over_only_text() -> None:

@@ -63,8 +63,10 @@ FILE_ACCESS = {
 }
 """Where files may be accessed directly, with the reason."""
 BANNED = re.compile(
-    r"(?<![a-z])(?:who(?:m|se)?ever|(?:no|some|every)body|anew|meanwhile|by[ _]then|all[ _]the[ _]while|of[ _](?:ours|theirs|its[ _]own)"
-    r"|put[ _]aside|comes?[ _]to[ _](?:the[ _]same|nothing|what)|looked[ _]at|is[ _]told|are[ _]told)(?![a-z])",
+    r"(?<![a-z])(?:who(?:m|se)?ever|(?:no|some|every)body|anew|meanwhile|by[ _]then|all[ _]the[ "
+    r"_]while|of[ _](?:ours|theirs|its[ _]own)"
+    r"|put[ _]aside|comes?[ _]to[ _](?:the[ _]same|nothing|what)|looked[ _]at|is[ _]told|are[ "
+    r"_]told)(?![a-z])",
     re.IGNORECASE,
 )
 BANNED_COUNTS = {"src": 31, "tests": 78, "docs": 4}
@@ -72,7 +74,9 @@ BANNED_COUNTS = {"src": 31, "tests": 78, "docs": 4}
 UNCHECKED = frozenset({"docs/glossary.md", "tests/unit/test_house.py", "tests/unit/test_idiom.py"})
 """The glossary lists former terms, and these modules banned words."""
 
-SUBJECT = re.compile(r"(?:build|chore|ci|docs|feat|fix|perf|refactor|revert|style|test)(?:\([a-z0-9, /_-]+\))?!?: \S.*")
+SUBJECT = re.compile(
+    r"(?:build|chore|ci|docs|feat|fix|perf|refactor|revert|style|test)(?:\([a-z0-9, /_-]+\))?!?: \S.*"
+)
 MAX_SUBJECT = 72
 SUBJECTS_SINCE = "7047cc48798286b9b23d7c8659ff53c7199fe9d7"
 """Older commits had no rule."""
@@ -83,14 +87,26 @@ def modules() -> Iterator[Path]:
 
 
 def test_modules_are_not_too_long() -> None:
-    lengths = {path.relative_to(ROOT): _line_count(path) for area in ("src", "tests", "tools") for path in (ROOT / area).rglob("*.py")}
+    lengths = {
+        path.relative_to(ROOT): _line_count(path)
+        for area in ("src", "tests", "tools")
+        for path in (ROOT / area).rglob("*.py")
+    }
     assert {str(path): count for path, count in lengths.items() if count > MAX_LINES} == {}
 
 
 def test_modules_are_not_too_short_without_a_reason() -> None:
-    short = {str(path.relative_to(SOURCE)) for path in modules() if path.name != "__init__.py" and _line_count(path) < MIN_LINES}
-    assert short - set(SMALL_MODULES) == set(), "merge the module into its neighbour, or give a reason in SMALL_MODULES"
-    assert [name for name in SMALL_MODULES if not (SOURCE / name).exists()] == [], "remove the module from SMALL_MODULES"
+    short = {
+        str(path.relative_to(SOURCE))
+        for path in modules()
+        if path.name != "__init__.py" and _line_count(path) < MIN_LINES
+    }
+    assert short - set(SMALL_MODULES) == set(), (
+        "merge the module into its neighbour, or give a reason in SMALL_MODULES"
+    )
+    assert [name for name in SMALL_MODULES if not (SOURCE / name).exists()] == [], (
+        "remove the module from SMALL_MODULES"
+    )
 
 
 def test_packages_have_at_most_twenty_modules() -> None:
@@ -99,7 +115,9 @@ def test_packages_have_at_most_twenty_modules() -> None:
 
 
 def test_module_names_are_not_vague() -> None:
-    assert [path for path in modules() if VAGUE_NAMES & {*path.parent.relative_to(SOURCE).parts, path.stem}] == []
+    assert [
+        path for path in modules() if VAGUE_NAMES & {*path.parent.relative_to(SOURCE).parts, path.stem}
+    ] == []
 
 
 def test_test_modules_do_not_import_each_other() -> None:
@@ -137,7 +155,16 @@ def test_banned_words_become_fewer(area: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Whoever asks", "test_nobody_waits", "copied anew", "by then", "a task of its own", "is told", "ALL THE WHILE"]
+    "text",
+    [
+        "Whoever asks",
+        "test_nobody_waits",
+        "copied anew",
+        "by then",
+        "a task of its own",
+        "is told",
+        "ALL THE WHILE",
+    ],
 )
 def test_banned_words_are_found(text: str) -> None:
     assert BANNED.search(text)
@@ -154,13 +181,23 @@ def test_commit_subjects_have_a_type_and_at_most_72_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["Merge branch 'main'", "fix:", "fix(sinks) say", "Fix(sinks): say", "fix(sinks): " + "x" * 61, "wip: all"]
+    "subject",
+    [
+        "Merge branch 'main'",
+        "fix:",
+        "fix(sinks) say",
+        "Fix(sinks): say",
+        "fix(sinks): " + "x" * 61,
+        "wip: all",
+    ],
 )
 def test_wrong_commit_subjects_are_found(subject: str) -> None:
     assert not _is_subject(subject)
 
 
-@pytest.mark.parametrize("subject", ["docs: name the limit", "fix(spool, sinks)!: say", "refactor(sinks/delta): " + "x" * 49])
+@pytest.mark.parametrize(
+    "subject", ["docs: name the limit", "fix(spool, sinks)!: say", "refactor(sinks/delta): " + "x" * 49]
+)
 def test_right_commit_subjects_are_accepted(subject: str) -> None:
     assert _is_subject(subject)
 
@@ -172,13 +209,18 @@ def test_every_package_has_an_init_and_is_typed() -> None:
 
 
 def test_the_whole_error_tree_is_in_one_module() -> None:
-    tree = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.PenstockError)}
+    tree = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.PenstockError)
+    }
     strays = [
         f"{path.relative_to(SOURCE)}: {node.name}"
         for path in modules()
         if path.name != "errors.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and tree & {base.id for base in node.bases if isinstance(base, ast.Name)}
+        if isinstance(node, ast.ClassDef)
+        and tree & {base.id for base in node.bases if isinstance(base, ast.Name)}
     ]
     assert strays == []
 
@@ -220,7 +262,14 @@ def test_direct_file_access_is_noticed(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["storage.rename(one, other)", "text.replace('a', 'b')", "connector.open(config)", "os.getpid()", "shutil.which('java')"]
+    "code",
+    [
+        "storage.rename(one, other)",
+        "text.replace('a', 'b')",
+        "connector.open(config)",
+        "os.getpid()",
+        "shutil.which('java')",
+    ],
 )
 def test_other_calls_are_not_taken_for_file_access(code: str) -> None:
     assert list(_file_accesses(ast.parse(code))) == []
@@ -228,7 +277,11 @@ def test_other_calls_are_not_taken_for_file_access(code: str) -> None:
 
 @pytest.mark.parametrize("name", ["constraints.txt", "constraints-spark42.txt"])
 def test_constraints_are_exact_and_name_no_package_twice(name: str) -> None:
-    lines = [line for line in (ROOT / name).read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
     assert [line for line in lines if not PINNED.fullmatch(line)] == []
     packages = [line.partition("==")[0].lower().replace("_", "-") for line in lines]
     assert len(packages) == len(set(packages))
@@ -240,12 +293,22 @@ def _line_count(path: Path) -> int:
 
 def _file_accesses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and _is_file_function(node.value.id, node.attr):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and _is_file_function(node.value.id, node.attr)
+        ):
             yield node.lineno, f"{node.value.id}.{node.attr}"
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, each.name) for each in node.names if FILE_FUNCTIONS.get(each.name, ()) is None)
+            yield from (
+                (node.lineno, each.name) for each in node.names if FILE_FUNCTIONS.get(each.name, ()) is None
+            )
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, each.name) for each in node.names if _is_file_function(node.module or "", each.name))
+            yield from (
+                (node.lineno, each.name)
+                for each in node.names
+                if _is_file_function(node.module or "", each.name)
+            )
         elif isinstance(node, ast.Call) and _is_file_call(node):
             yield node.lineno, ast.unparse(node.func)
 
@@ -256,14 +319,18 @@ def _is_file_function(module: str, name: str) -> bool:
 
 
 def _is_file_call(call: ast.Call) -> bool:
-    """Methods are told by their names, since the type of their object is not known here; `open` and `replace` also by their arguments."""
+    """Methods are told by their names, since the type of their object is not known here; `open` and `replace`
+    also by their arguments.
+    """
     if isinstance(call.func, ast.Name):
         return call.func.id == "open"
     if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) == "storage":
         return False
     name, keywords = call.func.attr, {each.arg for each in call.keywords}
     if name == "open":
-        has_mode = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+        has_mode = (
+            bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+        )
         return has_mode or bool(keywords & {"mode", "encoding"})
     if name == "replace":
         return len(call.args) == 1 and not keywords

@@ -40,7 +40,9 @@ def test_messages_and_comments_are_texts(source: str, tmp_path: Path) -> None:
     assert len(measure(write(tmp_path, source), "src").marked) == 1
 
 
-@pytest.mark.parametrize("source", ["name = 'nobody asked for the table'", "# copied anew", "# Is this what it is for?"])
+@pytest.mark.parametrize(
+    "source", ["name = 'nobody asked for the table'", "# copied anew", "# Is this what it is for?"]
+)
 def test_values_labels_and_questions_are_no_sentences(source: str, tmp_path: Path) -> None:
     assert measure(write(tmp_path, source), "src").marked == ()
 

@@ -15,7 +15,15 @@ import pytest
 
 from penstock.cli.main import app
 from penstock.errors import ConfigError
-from penstock.logs import LogFormat, LogLevel, StderrHandler, configure_from_environment, configure_logging, is_json, worker_environment
+from penstock.logs import (
+    LogFormat,
+    LogLevel,
+    StderrHandler,
+    configure_from_environment,
+    configure_logging,
+    is_json,
+    worker_environment,
+)
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.table_states import TableStatus
 from penstock.postgres.connection import SourceAddress
@@ -40,13 +48,21 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_text_line_has_the_message_and_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogLevel.WARNING, LogFormat.TEXT)
-    _log.warning("capture interrupted", extra={"code": "PEN-1101", "reason": "it is gone", "pause_seconds": 0.5, "tables": ["a", "b"]})
+    _log.warning(
+        "capture interrupted",
+        extra={"code": "PEN-1101", "reason": "it is gone", "pause_seconds": 0.5, "tables": ["a", "b"]},
+    )
     _log.info("not shown")
     line = capsys.readouterr().err
-    assert line[19:] == ' WARNING capture interrupted  code=PEN-1101 reason="it is gone" pause_seconds=0.5 tables=["a", "b"]\n'
+    assert line[19:] == (
+        ' WARNING capture interrupted  code=PEN-1101 reason="it is gone" pause_seconds=0.5 tables=["a", '
+        '"b"]\n'
+    )
 
 
-def test_a_json_line_is_one_object_with_time_level_logger_message_and_facts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_json_line_is_one_object_with_time_level_logger_message_and_facts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging(LogLevel.INFO, LogFormat.JSON)
     facts = {
         "table": TableName("public", "Ärger\u2028"),
@@ -59,22 +75,39 @@ def test_a_json_line_is_one_object_with_time_level_logger_message_and_facts(caps
     (line,) = capsys.readouterr().err.splitlines()
     found = json.loads(line)
     assert list(found) == ["time", "level", "logger", "message", "facts"]
-    assert (found["level"], found["logger"], found["message"]) == ("info", "penstock.capture.example", "chunk read")
-    assert found["facts"] == {"table": str(facts["table"]), "rows": 7, "rate": "inf", "kept": {"public.a": "busy"}, "fix": None}
+    assert (found["level"], found["logger"], found["message"]) == (
+        "info",
+        "penstock.capture.example",
+        "chunk read",
+    )
+    assert found["facts"] == {
+        "table": str(facts["table"]),
+        "rows": 7,
+        "rate": "inf",
+        "kept": {"public.a": "busy"},
+        "fix": None,
+    }
     assert found["time"].endswith("+00:00")
 
 
 @pytest.mark.parametrize("form", LogFormat)
-def test_a_fact_cannot_forge_a_line_or_control_a_terminal(capsys: pytest.CaptureFixture[str], form: LogFormat) -> None:
+def test_a_fact_cannot_forge_a_line_or_control_a_terminal(
+    capsys: pytest.CaptureFixture[str], form: LogFormat
+) -> None:
     configure_logging(LogLevel.WARNING, form)
-    _log.warning("table failed", extra={"table": 'public."a\nERROR forged"', "slot": "a\nERROR", "reason": ["\x1b[2J", "\x9b"]})
+    _log.warning(
+        "table failed",
+        extra={"table": 'public."a\nERROR forged"', "slot": "a\nERROR", "reason": ["\x1b[2J", "\x9b"]},
+    )
     written = capsys.readouterr().err
     assert written.count("\n") == 1
     assert written.removesuffix("\n").isprintable()
 
 
 @pytest.mark.parametrize("form", LogFormat)
-def test_secrets_and_the_texts_of_foreign_exceptions_are_not_logged(capsys: pytest.CaptureFixture[str], form: LogFormat) -> None:
+def test_secrets_and_the_texts_of_foreign_exceptions_are_not_logged(
+    capsys: pytest.CaptureFixture[str], form: LogFormat
+) -> None:
     configure_logging(LogLevel.DEBUG, form)
     address = SourceAddress.parse(f"postgresql://cdc:{NEEDLE}@db.example/shop")
     try:
@@ -129,7 +162,9 @@ def test_an_observer_logs_what_a_display_would_show(caplog: pytest.LogCaptureFix
 
 def test_the_library_prints_nothing() -> None:
     program = "import logging, penstock; logging.getLogger('penstock.capture').warning('capture interrupted')"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (result.stdout, result.stderr) == ("", "")
 
 
@@ -144,7 +179,9 @@ with contextlib.suppress(SystemExit):
 logging.error("Exception while sending command.")
 logging.getLogger("penstock.capture").warning("shown")
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "Exception while" not in result.stderr
     assert result.stderr.count("shown") == 1
 
@@ -160,7 +197,11 @@ def test_with_json_the_error_of_a_command_is_a_json_line_wherever_the_option_is_
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 2, result.stderr
         found = json.loads(result.stderr)
-        assert (found["level"], found["message"], found["facts"]["code"]) == ("error", "command failed", "PEN-1001")
+        assert (found["level"], found["message"], found["facts"]["code"]) == (
+            "error",
+            "command failed",
+            "PEN-1001",
+        )
 
 
 def test_an_unknown_level_is_refused(tmp_path: Path) -> None:
@@ -170,7 +211,10 @@ def test_an_unknown_level_is_refused(tmp_path: Path) -> None:
     assert "'loud' is not one of" in result.stderr
 
 
-@pytest.mark.parametrize(("given", "shown"), [([], ["warned"]), (["--log-level=info"], ["told", "warned"]), (["--log-level", "ERROR"], [])])
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [([], ["warned"]), (["--log-level=info"], ["told", "warned"]), (["--log-level", "ERROR"], [])],
+)
 def test_the_level_given_to_a_command_decides_what_it_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], shown: list[str]
 ) -> None:

@@ -26,7 +26,9 @@ def test_lsn_parses_the_text_of_postgres(text: str, value: int) -> None:
     assert str(Lsn(value)) == text.upper()
 
 
-@pytest.mark.parametrize("text", ["", "0", "/", "0/", "/0", "0/G", "-1/0", "0/123456789", "0/0\n", " 0/0", "0/0/0", "0x1/0", "٣/0"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "/", "0/", "/0", "0/G", "-1/0", "0/123456789", "0/0\n", " 0/0", "0/0/0", "0x1/0", "٣/0"]
+)
 def test_lsn_refuses_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN"):
         Lsn.parse(text)
@@ -52,7 +54,12 @@ def test_positions_are_ordered_as_their_addresses_are(one: Lsn, other: Lsn) -> N
 @given(lsns)
 def test_position_survives_text_number_and_pickle(lsn: Lsn) -> None:
     position = Position(lsn)
-    assert Position.parse(str(position)) == Position.of(position.value) == pickle.loads(pickle.dumps(position)) == position
+    assert (
+        Position.parse(str(position))
+        == Position.of(position.value)
+        == pickle.loads(pickle.dumps(position))
+        == position
+    )
 
 
 def test_zero_is_before_everything() -> None:

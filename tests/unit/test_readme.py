@@ -51,7 +51,10 @@ def _options(group: Any, before: str) -> Iterator[tuple[str, set[str]]]:
         if hasattr(command, "commands"):
             yield from _options(command, f"{before} {name}")
         else:
-            yield f"{before} {name}", {option for each in command.params for option in each.opts if option.startswith("--")}
+            yield (
+                f"{before} {name}",
+                {option for each in command.params for option in each.opts if option.startswith("--")},
+            )
 
 
 def test_reference_of_commands_has_every_command_with_its_options_and_no_other() -> None:
@@ -106,7 +109,9 @@ def test_every_file_and_test_that_a_page_names_exists(page: str) -> None:
     for name in set(re.findall(r"`(tests/[\w/]+\.py)", text)):
         assert (ROOT / name).exists(), name
     suites = ROOT / "src" / "penstock" / "testing"
-    tests = [path.read_text(encoding="utf-8") for place in (ROOT / "tests", suites) for path in place.rglob("*.py")]
+    tests = [
+        path.read_text(encoding="utf-8") for place in (ROOT / "tests", suites) for path in place.rglob("*.py")
+    ]
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert any(f"def {name}(" in text for text in tests), name
 
@@ -117,7 +122,10 @@ def test_configurations_in_the_guide_to_captures_are_valid(tmp_path: Path) -> No
     (tmp_path / "shop.yaml").write_text(polling, encoding="utf-8")
     rules = load_config(tmp_path / "shop.yaml").polling_rules
     assert rules is not None
-    assert [rules.cursor_of(TableName("public", name)) for name in ("orders", "countries")] == ["updated_at", "xmin"]
+    assert [rules.cursor_of(TableName("public", name)) for name in ("orders", "countries")] == [
+        "updated_at",
+        "xmin",
+    ]
     (tmp_path / "shop_iceberg.yaml").write_text(shared, encoding="utf-8")
     assert load_config(tmp_path / "shop_iceberg.yaml").source.process == "separate"
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.schema import Column, TableName, TableSchema
 
-identifiers = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63)
+identifiers = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=63
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,23 @@ def test_table_name_is_read_as_the_catalog_has_it(text: str, schema: str, name: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "orders", "public.", ".orders", "a.b.c", "a.b.", '"a.b', '""."b"', 'a."b"c', 'a"b.c', "a. b", "a.b ", "a.b c", "a.b\n"],
+    [
+        "",
+        ".",
+        "orders",
+        "public.",
+        ".orders",
+        "a.b.c",
+        "a.b.",
+        '"a.b',
+        '""."b"',
+        'a."b"c',
+        'a"b.c',
+        "a. b",
+        "a.b ",
+        "a.b c",
+        "a.b\n",
+    ],
 )
 def test_table_name_refuses_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"schema\.table"):
@@ -50,7 +68,9 @@ def test_table_name_text_round_trip(schema: str, name: str) -> None:
 
 
 @given(identifiers, identifiers, identifiers, identifiers)
-def test_different_tables_never_print_alike(schema: str, name: str, other_schema: str, other_name: str) -> None:
+def test_different_tables_never_print_alike(
+    schema: str, name: str, other_schema: str, other_name: str
+) -> None:
     one, other = TableName(schema, name), TableName(other_schema, other_name)
     assert (str(one) == str(other)) == (one == other)
 

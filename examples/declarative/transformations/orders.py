@@ -1,6 +1,9 @@
-"""Streaming tables that are fed from Postgres. Every run takes in what has committed since the last one, and ends.
+"""Streaming tables that are fed from Postgres.
 
-Settings come from the environment of `spark-pipelines`: SHOP_DSN, SHOP_STATE (a directory that the executors reach), and PGPASSWORD.
+Every run takes in what has committed since the last one, and ends.
+
+Settings come from the environment of `spark-pipelines`: SHOP_DSN, SHOP_STATE (a directory that the executors
+reach), and PGPASSWORD.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ def order_activity() -> DataFrame:
     return spark.read.table("order_changes").groupBy("_change_type").count()
 
 
-# AUTO CDC folds changes into a mirror of the table. Spark 4.2 and later have it, but refuse every open table format as its target so far:
-# set SHOP_MIRROR=true the day that yours takes MERGE.
+# AUTO CDC folds changes into a mirror of the table. Spark 4.2 and later have it, but refuse every open table
+# format as its target so far: set SHOP_MIRROR=true the day that yours takes MERGE.
 if os.environ.get("SHOP_MIRROR") == "true":
     dp.create_streaming_table("orders")
     dp.create_auto_cdc_flow(  # type: ignore[attr-defined]  # not in Spark 4.1
@@ -45,6 +48,14 @@ if os.environ.get("SHOP_MIRROR") == "true":
         keys=["id"],
         sequence_by="struct(_commit_version, _ordinal)",
         apply_as_deletes="_change_type = 'delete'",
-        except_column_list=["_change_type", "_commit_version", "_commit_timestamp", "_ordinal", "_xid", "_unchanged", "_exact"],
+        except_column_list=[
+            "_change_type",
+            "_commit_version",
+            "_commit_timestamp",
+            "_ordinal",
+            "_xid",
+            "_unchanged",
+            "_exact",
+        ],
         stored_as_scd_type=1,
     )

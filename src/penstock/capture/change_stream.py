@@ -1,8 +1,10 @@
-"""The live change stream of a capture: a thread fills the spool, a reader returns changes, and acknowledgements advance a watermark.
+"""The live change stream of a capture: a thread fills the spool, a reader returns changes, and
+acknowledgements advance a watermark.
 
-The stream is one consumer of its spool. It releases the watermark of its acknowledgements, so the capture confirms to the server only
-transactions of which the caller has confirmed every change. A separate thread stores the releases: confirming a change costs no I/O, and
-takes effect even if the caller does not ask for the next change.
+The stream is one consumer of its spool. It releases the watermark of its acknowledgements, so the capture
+confirms to the server only transactions of which the caller has confirmed every change. A separate thread
+stores the releases: confirming a change costs no I/O, and takes effect even if the caller does not ask for
+the next change.
 """
 
 from __future__ import annotations
@@ -61,8 +63,11 @@ class LiveChanges:
         self._is_closed = threading.Event()
         # Reentrant: a signal handler may call `close` while its thread is in `close`.
         self._closing = threading.RLock()
-        # Neither the threads nor the generator refer to this object, so that losing the last reference to it ends them.
-        self._changes = _follow(_Followed(spool, capture, reject_inexact), watermark, releasing, self._is_closed)
+        # Neither the threads nor the generator refer to this object, so that losing the last reference to it
+        # ends them.
+        self._changes = _follow(
+            _Followed(spool, capture, reject_inexact), watermark, releasing, self._is_closed
+        )
         self._end = weakref.finalize(self, _end, self._is_closed, self._changes, releasing, capture)
         capture.start()
         releasing.start()
@@ -90,7 +95,9 @@ class LiveChanges:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -102,7 +109,9 @@ class _Followed(NamedTuple):
     reject_inexact: bool
 
 
-def _follow(followed: _Followed, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event) -> Generator[Change]:
+def _follow(
+    followed: _Followed, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event
+) -> Generator[Change]:
     reader, capture = SpoolReader(followed.spool), followed.capture
     at: Position | None = None
     while not is_closed.is_set():
@@ -114,12 +123,14 @@ def _follow(followed: _Followed, watermark: AckWatermark, releasing: _Releasing,
                 watermark.settle(at)
         elif capture.wait_beyond(at, _WAIT_SECONDS):
             upto = reader.limit(at, max_rows=_READ_ROWS)
-            # The reader finds nothing although the capture has sealed more: reading up to that position raises the error.
+            # The reader finds nothing although the capture has sealed more: reading up to that position
+            # raises the error.
             upto = upto if upto > at else capture.end or at
             spooled = reader.read(at, upto)
             refused = _first_rejected(spooled, reject_inexact=followed.reject_inexact)
             if refused is not None:
-                # Nothing is settled after the last delivered transaction, so this one is read again after a restart.
+                # Nothing is settled after the last delivered transaction, so this one is read again after a
+                # restart.
                 yield from _deliver(_before(refused.version, spooled_events(spooled)), at, watermark)
                 raise refused.error
             yield from _deliver(spooled_events(spooled), upto, watermark)
@@ -138,7 +149,10 @@ def _begin(reader: SpoolReader, capture: CaptureThread) -> Position:
 
 def _first_rejected(spooled: SpoolRange, *, reject_inexact: bool) -> RejectedChange | None:
     """The first value of any table that ends the stream."""
-    found = (first_rejected(table.table, table.slices, reject_inexact=reject_inexact) for table in spooled.tables.values())
+    found = (
+        first_rejected(table.table, table.slices, reject_inexact=reject_inexact)
+        for table in spooled.tables.values()
+    )
     return min(filter(None, found), key=attrgetter("version"), default=None)
 
 
@@ -207,7 +221,9 @@ class _Releasing:
             self._written = release(self._spool, CONSUMER, resume)
 
 
-def _end(is_closed: threading.Event, changes: Generator[Change], releasing: _Releasing, capture: CaptureThread) -> None:
+def _end(
+    is_closed: threading.Event, changes: Generator[Change], releasing: _Releasing, capture: CaptureThread
+) -> None:
     """Stop the release thread first, then the capture, which confirms the last release to the server when it
     stops.
     """

@@ -12,7 +12,15 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, ORDINAL, UNCHANGED, ChangeType
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    ORDINAL,
+    UNCHANGED,
+    ChangeType,
+)
 from penstock.contracts.capture import UNTRACKED, Change, Commit, Delete, Event, Truncate, Upsert
 from penstock.postgres.chunked_table import chunk_named_tables
 from penstock.postgres.connection import SourceAddress
@@ -71,14 +79,20 @@ class EventBuilder:
             return repeat((), batch.num_rows)
         return zip(*(batch.column(place).to_pylist() for place in range(len(self._names))), strict=True)
 
-    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None) -> Upsert:
+    def upsert(
+        self, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None
+    ) -> Upsert:
         texts = dict(exact or ())
         row = dict(zip(self._names, values, strict=True))
         for name in unchanged or ():
             del row[name]
-        return Upsert(self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), texts)
+        return Upsert(
+            self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), texts
+        )
 
-    def event(self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None) -> Event:
+    def event(
+        self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None
+    ) -> Event:
         if kind == ChangeType.TRUNCATE:
             return Truncate(self._table)
         if kind == ChangeType.DELETE:
@@ -86,7 +100,9 @@ class EventBuilder:
         return self.upsert(values, unchanged, exact)
 
 
-def _identity(columns: Iterable[tuple[str, int]], values: Sequence[object], exact: dict[str, str]) -> dict[str, object]:
+def _identity(
+    columns: Iterable[tuple[str, int]], values: Sequence[object], exact: dict[str, str]
+) -> dict[str, object]:
     return {name: exact.get(name, values[place]) for name, place in columns}
 
 
@@ -100,7 +116,9 @@ def _table_events(table: TableRange) -> Iterator[PlacedEvent]:
 def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice) -> Iterator[PlacedEvent]:
     names = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, UNCHANGED, EXACT)
     metadata = zip(*(metadata_column(batch, slice, name).to_pylist() for name in names), strict=True)
-    for values, (kind, version, time, ordinal, unchanged, exact) in zip(builder.rows(batch), metadata, strict=True):
+    for values, (kind, version, time, ordinal, unchanged, exact) in zip(
+        builder.rows(batch), metadata, strict=True
+    ):
         event = builder.event(kind, values, unchanged, exact)
         yield PlacedEvent(version, ordinal, time, event, unchanged is not None and kind == ChangeType.INSERT)
 

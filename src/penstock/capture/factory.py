@@ -75,7 +75,11 @@ def missing_capture(spool: Path) -> CaptureMissingError | None:
         reason, hint = "", "start `penstock capture` with a configuration that names this spool"
     else:
         reason = f", and ended with {failure.code}: {failure.message}"
-        hint = f"{failure.hint}; then start `penstock capture` again" if failure.hint else "start `penstock capture` again"
+        hint = (
+            f"{failure.hint}; then start `penstock capture` again"
+            if failure.hint
+            else "start `penstock capture` again"
+        )
     return CaptureMissingError(f"the capture into {spool} is not running{reason}", hint=hint)
 
 
@@ -87,18 +91,22 @@ def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None
     if identity is not None and (identity.slot, identity.publication) != (slot, origin):
         raise SpoolFormatError(
             f"the spool at {spool} holds {identity.slot} by {identity.publication}, not {slot} by {origin}",
-            hint="give source.capture, source.slot, source.publication and source.spool the same values as in the capture's configuration",
+            hint="give source.capture, source.slot, source.publication and source.spool the same values as "
+            "in the capture's configuration",
         )
     status = load_status(spool)
     if status is not None and status.numeric not in (None, types.writes):
         if "text" in (status.numeric, types.writes):
             raise ConfigError(
-                f"the capture into {spool} writes values {_as(status.numeric)}, and this pipeline reads them {_as(types.writes)}",
-                hint="give pipelines into Postgres a separate capture and spool from those of pipelines into other sinks",
+                f"the capture into {spool} writes values {_as(status.numeric)}, and this pipeline reads "
+                f"them {_as(types.writes)}",
+                hint="give pipelines into Postgres a separate capture and spool from those of pipelines "
+                "into other sinks",
             )
         raise ConfigError(
             f"types.numeric is {types.numeric}, and the capture into {spool} writes {status.numeric}",
-            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that is new there, start the capture first",
+            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that is "
+            "new there, start the capture first",
         )
 
 

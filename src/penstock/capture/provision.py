@@ -50,7 +50,14 @@ from penstock.postgres.server import Role, Unreadable, inspect_role, log_wait
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
 from penstock.schema import TableName
 
-_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a composite type", "i": "an index"}
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "c": "a composite type",
+    "i": "an index",
+}
 
 
 def outside_kind(kind: str | None, persistence: str | None) -> str | None:
@@ -60,7 +67,9 @@ def outside_kind(kind: str | None, persistence: str | None) -> str | None:
     return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
 
 
-def publication_blockers(name: str, publication: Publication | None, relations: Sequence[Relation]) -> Iterator[Blocker]:
+def publication_blockers(
+    name: str, publication: Publication | None, relations: Sequence[Relation]
+) -> Iterator[Blocker]:
     """Operations, columns and rows that an existing publication omits."""
     if publication is None:
         return
@@ -84,7 +93,9 @@ def publication_blockers(name: str, publication: Publication | None, relations: 
             yield from _listing_blockers(name, publication, relation, relation.listing)
 
 
-def ownership_blockers(publication: Publication | None, relations: Sequence[Relation], trust: Trust) -> Iterator[Blocker]:
+def ownership_blockers(
+    publication: Publication | None, relations: Sequence[Relation], trust: Trust
+) -> Iterator[Blocker]:
     """A publication whose owner is not trusted, and could omit changes of tables of other owners."""
     if publication is None or trust.covers_or_owns_database(publication.owner):
         return
@@ -93,22 +104,32 @@ def ownership_blockers(publication: Publication | None, relations: Sequence[Rela
     own = identifier(publication.name)
     yield Blocker(
         UntrustedObjectError.code,
-        f"publication {publication.name} belongs to role {publication.owner}, which does not own all the tables and could leave out rows",
+        f"publication {publication.name} belongs to role {publication.owner}, which does not own all the "
+        "tables and could leave out rows",
         f"ALTER PUBLICATION {own} OWNER TO {identifier(trust.role)}; or {remedy(publication.owner)}",
     )
 
 
-def _listing_blockers(name: str, publication: Publication, relation: Relation, listing: Listing) -> Iterator[Blocker]:
+def _listing_blockers(
+    name: str, publication: Publication, relation: Relation, listing: Listing
+) -> Iterator[Blocker]:
     """Problems with a column list."""
     who = f"publication {name} lists columns of table {relation.name}"
     if listing.lacks_key:
         columns = f" ({', '.join(map(identifier, listing.columns))})"
         yield Blocker(
-            PublicationError.code, f"{who}, and its key is not among them", _listing_sql(name, relation, listing, columns), (relation.name,)
+            PublicationError.code,
+            f"{who}, and its key is not among them",
+            _listing_sql(name, relation, listing, columns),
+            (relation.name,),
         )
     heaps = relation.listed_full
     if heaps and (publication.update or publication.delete):
-        whose = ", which" if heaps[0].name == relation.name else f", and its partition {', '.join(str(heap.name) for heap in heaps)}"
+        whose = (
+            ", which"
+            if heaps[0].name == relation.name
+            else f", and its partition {', '.join(str(heap.name) for heap in heaps)}"
+        )
         fix = " ".join(f"ALTER TABLE {table_sql(heap.name)} REPLICA IDENTITY DEFAULT;" for heap in heaps)
         whole = _listing_sql(name, relation, listing)
         yield Blocker(
@@ -136,14 +157,29 @@ def relation_blockers(publication: Publication | None, relations: Iterable[Relat
 def _relation_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
     name, table = relation.name, table_sql(relation.name)
     if relation.oid is None:
-        yield Blocker(NoTablesError.code, f"there is no table {name} in the source", "check the name; case counts", (name,))
+        yield Blocker(
+            NoTablesError.code,
+            f"there is no table {name} in the source",
+            "check the name; case counts",
+            (name,),
+        )
         return
     kind = outside_kind(relation.kind, relation.persistence)
     if kind is not None:
-        remedy = f"ALTER TABLE {table} SET LOGGED;" if kind == "unlogged" else "capture the tables that its rows come from"
-        yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,))
+        remedy = (
+            f"ALTER TABLE {table} SET LOGGED;"
+            if kind == "unlogged"
+            else "capture the tables that its rows come from"
+        )
+        yield Blocker(
+            UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,)
+        )
         return
-    if relation.root is not None and not relation.is_published and (publication is None or publication.via_root):
+    if (
+        relation.root is not None
+        and not relation.is_published
+        and (publication is None or publication.via_root)
+    ):
         yield Blocker(
             UnsupportedTableError.code,
             f"{name} is a partition of {relation.root}, and its changes arrive under that name",
@@ -154,7 +190,8 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
         yield Blocker(
             UnsupportedTableError.code,
             f"partition {partition} of table {name} is unlogged or foreign: its changes do not enter the log",
-            f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
+            f"ALTER TABLE {partition} SET LOGGED; "
+            f"or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
             (name,),
         )
     if publication is None or publication.update or publication.delete:
@@ -167,13 +204,23 @@ def _hidden_blockers(publication: Publication | None, relation: Relation) -> Ite
     """Replica identities with an unpublished generated column. They are errors for published tables too."""
     for heap in (heap for heap in relation.unidentified if heap.hidden):
         own = table_sql(heap.name)
-        kind, fix = "virtual", f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with a unique index that is not deferrable;"
+        kind, fix = (
+            "virtual",
+            f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with a unique index that is not deferrable;",
+        )
         if heap.hidden == "s" and publication is not None:
-            kind, fix = "stored", f"ALTER PUBLICATION {identifier(publication.name)} SET (publish_generated_columns = stored);"
+            kind, fix = (
+                "stored",
+                f"ALTER PUBLICATION {identifier(publication.name)} SET (publish_generated_columns = stored);",
+            )
         elif heap.is_immediate:
             fix = f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
         whole = "REPLICA IDENTITY FULL and" if heap.identity == "f" else "in its replica identity"
-        fails = "UPDATE and DELETE on it fail" if relation.is_published else "once published, UPDATE and DELETE on it would fail"
+        fails = (
+            "UPDATE and DELETE on it fail"
+            if relation.is_published
+            else "once published, UPDATE and DELETE on it would fail"
+        )
         what = f"table {heap.name} has {whole} a {kind} generated column, which is not published: {fails}"
         yield Blocker(ReplicaIdentityError.code, what, fix, (relation.name,))
 
@@ -227,7 +274,10 @@ def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
     if heap.is_immediate:
         return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
     if heap.has_primary:
-        return f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;"
+        return (
+            f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; "
+            "with another unique index, which is not deferrable;"
+        )
     return "" if heap.identity != "d" else f"ALTER TABLE {table_sql(table)} ADD PRIMARY KEY (…);"
 
 
@@ -236,11 +286,21 @@ def reading_blockers(unreadable: Sequence[Unreadable], role: Role) -> Iterator[B
     yield from _schema_rights((each.table for each in unreadable if not each.has_usage), role)
     for each in unreadable:
         if each.refused_columns:
-            what = f"role {role.name} may not read table {each.table} (columns {', '.join(each.refused_columns)})"
-            yield Blocker(PrivilegeError.code, what, f"GRANT SELECT ON {table_sql(each.table)} TO {role.identifier};", (each.table,))
+            what = (
+                f"role {role.name} may not read table {each.table} (columns "
+                f"{', '.join(each.refused_columns)})"
+            )
+            yield Blocker(
+                PrivilegeError.code,
+                what,
+                f"GRANT SELECT ON {table_sql(each.table)} TO {role.identifier};",
+                (each.table,),
+            )
         if each.row_security:
             what = f"policies hide rows of table {each.table} from role {role.name}"
-            yield Blocker(PrivilegeError.code, what, f"ALTER ROLE {role.identifier} BYPASSRLS;", (each.table,))
+            yield Blocker(
+                PrivilegeError.code, what, f"ALTER ROLE {role.identifier} BYPASSRLS;", (each.table,)
+            )
 
 
 def _schema_rights(tables: Iterable[TableName], role: Role) -> Iterator[Blocker]:
@@ -249,11 +309,19 @@ def _schema_rights(tables: Iterable[TableName], role: Role) -> Iterator[Blocker]
         schemas[table.schema].append(table)
     for schema, names in sorted(schemas.items()):
         grant = f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};"
-        yield Blocker(PrivilegeError.code, f"role {role.name} may not use schema {schema}", grant, tuple(names))
+        yield Blocker(
+            PrivilegeError.code, f"role {role.name} may not use schema {schema}", grant, tuple(names)
+        )
 
 
 def role_blockers(
-    name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, *, statement: str, publisher: str | None
+    name: str,
+    publication: Publication | None,
+    missing: Sequence[Relation],
+    role: Role,
+    *,
+    statement: str,
+    publisher: str | None,
 ) -> Iterator[Blocker]:
     """The rights that the role lacks for closing the gap. `statement` closes it, and `publisher` may run it;
     None: a superuser.
@@ -271,10 +339,14 @@ def role_blockers(
         what = f"role {role.name} may not create publications in database {role.database}"
         yield Blocker(PrivilegeError.code, what, role.creation_grant())
     yield from _schema_rights((relation.name for relation in missing if not relation.is_reachable), role)
-    yield from _ownership(name, publication, missing, f"{f'as {publisher}' if publisher else 'as a superuser'}: {statement}")
+    yield from _ownership(
+        name, publication, missing, f"{f'as {publisher}' if publisher else 'as a superuser'}: {statement}"
+    )
 
 
-def _ownership(name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str) -> Iterator[Blocker]:
+def _ownership(
+    name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str
+) -> Iterator[Blocker]:
     """One blocker, since one statement removes it. It does not suggest granting the owner's role, which would
     grant far more than needed.
     """
@@ -283,19 +355,24 @@ def _ownership(name: str, publication: Publication | None, missing: Sequence[Rel
         if not relation.is_ours and relation.owner is not None:
             foreign[relation.owner].append(relation.name)
     reasons = [
-        f"only {owner}, who owns {', '.join(map(str, names))}, may publish {'them' if len(names) > 1 else 'it'}"
+        f"only {owner}, who owns {', '.join(map(str, names))}, may publish "
+        f"{'them' if len(names) > 1 else 'it'}"
         for owner, names in foreign.items()
     ]
     tables = tuple(sorted(table for names in foreign.values() for table in names))
     if publication is not None and not publication.is_ours:
-        reasons.insert(0, f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it")
+        reasons.insert(
+            0, f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it"
+        )
         tables = ()
     if reasons:
         yield Blocker(PrivilegeError.code, "; ".join(reasons), remedy, tables)
 
 
 def gap_text(report: CoverageReport) -> str:
-    """The statements to run, followed by the blockers as SQL comments, so that the whole text can be pasted."""
+    """The statements to run, followed by the blockers as SQL comments, so that the whole text can be
+    pasted.
+    """
     statements = " ".join(report.remediation)
     reasons = [_reason(blocker, statements) for blocker in report.blockers]
     if not statements:
@@ -303,7 +380,9 @@ def gap_text(report: CoverageReport) -> str:
     return "\n".join([f"run: {statements}", *(f"-- blocked by: {reason}" for reason in reasons)])
 
 
-def ensure_or_warn(capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]) -> None:
+def ensure_or_warn(
+    capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
+) -> None:
     """Ensure the coverage of a capture, and log a warning with the SQL to run if tables stay uncovered."""
     report = capture.ensure_coverage(frozenset(required), manage)
     if report.satisfied or (manage and report.manageable):
@@ -315,12 +394,17 @@ def ensure_or_warn(capture: CaptureProvisioning, required: Collection[TableName]
 def write_blockers(role: Role, statements: str) -> Iterator[Blocker]:
     """Why the role cannot create anything on this server."""
     if role.is_on_standby:
-        yield Blocker(StandbyError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statements}")
+        yield Blocker(
+            StandbyError.code,
+            "the server is a standby, on which nothing can be created",
+            f"on the primary: {statements}",
+        )
     elif role.is_read_only:
         yield Blocker(
             ServerUnfitError.code,
             f"transactions of role {role.name} are read-only",
-            f"ALTER ROLE {role.identifier} SET default_transaction_read_only = off; or, as another role: {statements}",
+            f"ALTER ROLE {role.identifier} SET default_transaction_read_only = off; "
+            f"or, as another role: {statements}",
         )
 
 
@@ -373,7 +457,8 @@ def ensure_coverage(
         for _ in range(_ATTEMPTS):
             if not manage or not plan.report.manageable or plan.run(connection):
                 break
-            # Another session has just changed the publication: the gap may be closed, or there may be new blockers.
+            # Another session has just changed the publication: the gap may be closed, or there may be new
+            # blockers.
             plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         else:
             raise LockWaitError(f"publication {publication} is being changed repeatedly by another session")
@@ -398,7 +483,9 @@ def ensure_capture(
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
-        report = ensure_coverage(address, publication, tables, manage=True, old_rows=old_rows, unkeyed=unkeyed)
+        report = ensure_coverage(
+            address, publication, tables, manage=True, old_rows=old_rows, unkeyed=unkeyed
+        )
         check_coverage(report)
         found = ensure_slot(address, connection, slot, failover, on_wait)
         check_slot(found, server.database)
@@ -432,12 +519,20 @@ class CoveragePlan:
             return True
         if not self.addition.run(connection):
             return False
-        _log.info("publication extended", extra={"publication": self.publication, "tables": len(self.report.missing)})
+        _log.info(
+            "publication extended",
+            extra={"publication": self.publication, "tables": len(self.report.missing)},
+        )
         return True
 
 
 def plan_coverage(
-    connection: Connection, name: str, required: Collection[TableName], *, old_rows: bool = False, unkeyed: Collection[TableName] = ()
+    connection: Connection,
+    name: str,
+    required: Collection[TableName],
+    *,
+    old_rows: bool = False,
+    unkeyed: Collection[TableName] = (),
 ) -> CoveragePlan:
     """Inspect the publication, the relations and the role, with a fixed number of statements."""
     publication = inspect_publication(connection, name)
@@ -445,8 +540,11 @@ def plan_coverage(
     missing = [relation for relation in relations if not relation.is_published]
     unfit = list(relation_blockers(publication, relations))
     partitioned = [relation.name for relation in relations if relation.kind == "p"]
-    unfit += partition_blockers(inspect_partition_identities(connection, partitioned, name, old_rows=old_rows, unkeyed=unkeyed))
-    # Tables with blockers are reported already. They are left out of the statement, and their owners do not matter.
+    unfit += partition_blockers(
+        inspect_partition_identities(connection, partitioned, name, old_rows=old_rows, unkeyed=unkeyed)
+    )
+    # Tables with blockers are reported already. They are left out of the statement, and their owners do not
+    # matter.
     blocked_tables = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in blocked_tables]
     addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
@@ -457,7 +555,9 @@ def plan_coverage(
     ]
     if addition is not None:
         publisher = inspect_publisher(connection, name, wanting)
-        blockers += role_blockers(name, publication, wanting, inspect_role(connection), statement=addition.text, publisher=publisher)
+        blockers += role_blockers(
+            name, publication, wanting, inspect_role(connection), statement=addition.text, publisher=publisher
+        )
     report = CoverageReport(
         satisfied=not missing and not blockers,
         present=frozenset(relation.name for relation in relations if relation.is_published),

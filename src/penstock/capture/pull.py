@@ -1,14 +1,18 @@
-"""Captures that poll the source (polling, triggers): the feed interface, and `FeedCapture`, which writes a feed into a spool.
+"""Captures that poll the source (polling, triggers): the feed interface, and `FeedCapture`, which writes a
+feed into a spool.
 
-A feed is polled periodically. Each poll returns whole transactions as log steps, and ends at a *mark*: a position and the feed's own state
-for resuming there. `FeedCapture` writes the changes and the mark of a poll into one segment, so one commit makes both durable. Once all
-consumers have released a mark, it is confirmed to the feed. So the last confirmed mark is the only durable state that a feed needs.
+A feed is polled periodically. Each poll returns whole transactions as log steps, and ends at a *mark*: a
+position and the feed's own state for resuming there. `FeedCapture` writes the changes and the mark of a poll
+into one segment, so one commit makes both durable. Once all consumers have released a mark, it is confirmed
+to the feed. So the last confirmed mark is the only durable state that a feed needs.
 
-Positions come from the feed. They only increase, also across restarts and when everything but the source is lost, since targets compare
-them with their applied positions. The simplest such number is the server's WAL position: see `penstock.postgres.consistent_read`.
+Positions come from the feed. They only increase, also across restarts and when everything but the source is
+lost, since targets compare them with their applied positions. The simplest such number is the server's WAL
+position: see `penstock.postgres.consistent_read`.
 
-After a crash the feed resumes from the last mark in the spool or from the last confirmed one, whichever is later. It may then return the
-changes after that mark again, either identical to before or in a form that an upsert applies twice without harm.
+After a crash the feed resumes from the last mark in the spool or from the last confirmed one, whichever is
+later. It may then return the changes after that mark again, either identical to before or in a form that an
+upsert applies twice without harm.
 """
 
 from __future__ import annotations
@@ -43,11 +47,17 @@ class Mark:
 
     position: Position
     state: str = ""
-    """Only the feed interprets it. It is stored in manifests and in the source, so it must not contain secrets or values of rows."""
+    """Only the feed interprets it.
+
+    It is stored in manifests and in the source, so it must not contain secrets or values of rows.
+    """
 
 
 class FeedSession(AbstractContextManager["FeedSession"], ABC):
-    """One run of a feed, used by one thread. It owns its connections until `close`. An implementation sets `system` and `mark`."""
+    """One run of a feed, used by one thread.
+
+    It owns its connections until `close`. An implementation sets `system` and `mark`.
+    """
 
     system: SystemIdentity
     """The database system of the changes."""
@@ -60,18 +70,20 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
     def poll(self) -> Iterator[LogStep]:
         """Query the source once, and yield what is new since the last poll; nothing if nothing is new.
 
-        `FeedCapture` calls it every `interval_seconds` and exhausts the iterator. After an error it closes the session and opens another
-        one at the last mark in the spool. Steps are `Transactions`, or pieces and their commit for a transaction that is too large for
-        memory. Their positions are between the previous mark and the new one, and the last step ends at the new one. A step without rows
-        stores the mark at once although nothing is new.
+        `FeedCapture` calls it every `interval_seconds` and exhausts the iterator. After an error it closes
+        the session and opens another one at the last mark in the spool. Steps are `Transactions`, or pieces
+        and their commit for a transaction that is too large for memory. Their positions are between the
+        previous mark and the new one, and the last step ends at the new one. A step without rows stores the
+        mark at once although nothing is new.
         """
 
     @abstractmethod
     def confirm(self, mark: Mark) -> None:
-        """Store durably that no consumer needs anything up to this mark; `ChangeFeed.ensure` returns it from then on.
+        """Store durably that no consumer needs anything up to this mark; `ChangeFeed.ensure` returns it from
+        then on.
 
-        Called between two polls with marks of this or earlier sessions, in order. The usual mistake is to confirm when changes are
-        returned.
+        Called between two polls with marks of this or earlier sessions, in order. The usual mistake is to
+        confirm when changes are returned.
         """
 
     def close(self) -> None:
@@ -137,8 +149,13 @@ class FeedCapture(CaptureThread):
         begin = self._marks[-1] if self._marks else confirmed
         with self._feed.open(begin) as session:
             system = session.system
-            ensure_identity(settings.spool, CaptureIdentity(settings.name, settings.method.value, system.identifier, system.timeline))
-            writer = SpoolWriter(settings.spool, begin.position, max_segment_bytes=settings.limits.segment_bytes * 4)
+            ensure_identity(
+                settings.spool,
+                CaptureIdentity(settings.name, settings.method.value, system.identifier, system.timeline),
+            )
+            writer = SpoolWriter(
+                settings.spool, begin.position, max_segment_bytes=settings.limits.segment_bytes * 4
+            )
             self._usage.scan()
             self._confirmed = confirmed.position
             self._received = begin.position
@@ -156,7 +173,9 @@ class FeedCapture(CaptureThread):
             self._do_housekeeping(session, budget)
             left = self._poll_due - time.monotonic()
             if budget.must_pause() or left > 0:
-                self._stopping.wait(min(_HOUSEKEEPING_SECONDS, max(left, 0.001)) if left > 0 else _HOUSEKEEPING_SECONDS)
+                self._stopping.wait(
+                    min(_HOUSEKEEPING_SECONDS, max(left, 0.001)) if left > 0 else _HOUSEKEEPING_SECONDS
+                )
                 continue
             self._poll(session, writer)
             self._received = session.mark.position
@@ -165,7 +184,9 @@ class FeedCapture(CaptureThread):
         self._do_housekeeping(session, budget)
 
     def _poll(self, session: FeedSession, writer: SpoolWriter) -> None:
-        """Write one poll into the spool: changes and mark in one segment, or every `quiet_seconds` the mark alone."""
+        """Write one poll into the spool: changes and mark in one segment, or every `quiet_seconds` the mark
+        alone.
+        """
         held: LogStep | None = None
         for step in session.poll():
             if held is not None:
@@ -175,7 +196,10 @@ class FeedCapture(CaptureThread):
             # The mark goes in before the last step, since appending that step may seal the segment.
             self._append(writer, _message(session.mark))
             self._append(writer, held)
-        elif time.monotonic() - self._last_seal >= self._settings.limits.quiet_seconds and session.mark.position > writer.end:
+        elif (
+            time.monotonic() - self._last_seal >= self._settings.limits.quiet_seconds
+            and session.mark.position > writer.end
+        ):
             self._append(writer, _message(session.mark))
             self._append(writer, Idle(session.mark.position))
         else:
@@ -194,9 +218,13 @@ class FeedCapture(CaptureThread):
         super()._sealed(manifest)
 
     def _pause_seconds(self) -> float:
-        """The interval of the feed, or longer while many segments wait for their consumers: each poll makes one."""
+        """The interval of the feed, or longer while many segments wait for their consumers: each poll makes
+        one.
+        """
         waiting = self._usage.waiting(self._released)
-        return max(self._settings.interval_seconds, seal_pause_seconds(self._settings.limits.seal_seconds, waiting))
+        return max(
+            self._settings.interval_seconds, seal_pause_seconds(self._settings.limits.seal_seconds, waiting)
+        )
 
     def _do_housekeeping(self, session: FeedSession, budget: SpoolBudget) -> None:
         """Confirm marks, and delete from the spool what every consumer has released."""
@@ -238,5 +266,8 @@ def spooled_marks(segments: Iterable[Manifest]) -> list[Mark]:
 
 
 def _message(mark: Mark) -> LogicalMessage:
-    """A logical message outside of transactions. Its LSN is one before the position, since a segment holds messages before its end."""
+    """A logical message outside of transactions.
+
+    Its LSN is one before the position, since a segment holds messages before its end.
+    """
     return LogicalMessage(MARK_PREFIX, mark.state.encode(), Lsn(mark.position.value - 1))

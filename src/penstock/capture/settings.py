@@ -91,7 +91,9 @@ class ConfirmPolicy:
         """Whether the limit has switched the mode."""
         return self._mode is not self._configured
 
-    def update(self, server: Position, restart: Lsn | None, released: Position | None, sealed: Position | None) -> bool:
+    def update(
+        self, server: Position, restart: Lsn | None, released: Position | None, sealed: Position | None
+    ) -> bool:
         """Process a sample of the server; returns whether the mode changed. The retained WAL counts from the
         slot's restart point or from the released position, whichever is earlier: what `applied` retains or
         would retain. So the mode stays `spooled` while the consumers are behind, although the slot itself has
@@ -99,7 +101,11 @@ class ConfirmPolicy:
         """
         if self._max_retained_bytes is None or self._configured is Confirm.SPOOLED:
             return False
-        kept = [position for position in (restart, released.lsn if released is not None else None) if position is not None]
+        kept = [
+            position
+            for position in (restart, released.lsn if released is not None else None)
+            if position is not None
+        ]
         if not kept:
             return False
         retained_bytes = server.lsn - min(kept)
@@ -141,7 +147,10 @@ class PollingRules:
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_seconds < math.inf:
-            raise ConfigError(f"the time between two polls is {self.interval_seconds} s", hint="give a number of seconds, 0 or more")
+            raise ConfigError(
+                f"the time between two polls is {self.interval_seconds} s",
+                hint="give a number of seconds, 0 or more",
+            )
         if self.resume is not None:
             object.__setattr__(self, "resume", absolute_path(self.resume, "resume"))
 
@@ -180,22 +189,35 @@ class CaptureLimits:
 
     segment_rows: Annotated[int, Option("Rows at which a segment of the spool is sealed.", SIZE)] = 100_000
     segment_bytes: Annotated[int, Option("Bytes at which a segment of the spool is sealed.", SIZE)] = 64 << 20
-    segment_seconds: Annotated[float, Option("Age of the oldest change at which a segment is sealed.", SECONDS)] = 0.5
-    seal_seconds: Annotated[float, Option("Minimum time between two segments, unless one is full.", SECONDS)] = 0.02
+    segment_seconds: Annotated[
+        float, Option("Age of the oldest change at which a segment is sealed.", SECONDS)
+    ] = 0.5
+    seal_seconds: Annotated[
+        float, Option("Minimum time between two segments, unless one is full.", SECONDS)
+    ] = 0.02
     """Grows automatically while consumers lag."""
     quiet_seconds: Annotated[
-        float, Option("Minimum time between two advances of the position while no captured table changes.", SECONDS)
+        float,
+        Option("Minimum time between two advances of the position while no captured table changes.", SECONDS),
     ] = 5.0
     buffer_bytes: Annotated[int, Option("Maximum bytes of received changes in memory.", SIZE)] = 128 << 20
-    spool_bytes: Annotated[int, Option("At this spool size the capture pauses until the consumers catch up.", SIZE)] = 20 << 30
+    spool_bytes: Annotated[
+        int, Option("At this spool size the capture pauses until the consumers catch up.", SIZE)
+    ] = 20 << 30
     silence_seconds: Annotated[
         float,
         Option(
-            "Time without a message from the server after which the connection counts as lost; at least its `wal_sender_timeout`.", SECONDS
+            "Time without a message from the server after which the connection counts as lost; at least "
+            "its `wal_sender_timeout`.",
+            SECONDS,
         ),
     ] = 60.0
-    watch_seconds: Annotated[float, Option("Interval of the health checks of slot and server.", SECONDS)] = 5.0
-    long_transaction_seconds: Annotated[float, Option("Age from which an open transaction is reported.", SECONDS)] = 60.0
+    watch_seconds: Annotated[float, Option("Interval of the health checks of slot and server.", SECONDS)] = (
+        5.0
+    )
+    long_transaction_seconds: Annotated[
+        float, Option("Age from which an open transaction is reported.", SECONDS)
+    ] = 60.0
 
 
 def _tables(text: str) -> tuple[TableName, ...]:
@@ -203,7 +225,10 @@ def _tables(text: str) -> tuple[TableName, ...]:
 
 
 def tables_option(tables: Iterable[TableName]) -> str:
-    """Text of the option `tables`, which users do not write themselves. JSON, since a table name may contain any character."""
+    """Text of the option `tables`, which users do not write themselves.
+
+    JSON, since a table name may contain any character.
+    """
     return json.dumps([str(table) for table in tables])
 
 
@@ -214,7 +239,8 @@ _POLLING = Kind("JSON", PollingRules.parse, "polling rules in JSON", PollingRule
 DSN = Option("Connection string: libpq URI or key=value, without the password.", name="dsn", is_required=True)
 PASSWORD = Option("Password of the role.", name="password")
 PASSWORD_FILE = Option(
-    "File with the password, instead of `password`. It is read for every connection, so that a token in it can be rotated.",
+    "File with the password, instead of `password`. It is read for every connection, so that a token in it "
+    "can be rotated.",
     TEXT.named("file"),
     name="passwordFile",
 )
@@ -229,16 +255,23 @@ class CaptureSettings:
     publication: Annotated[str, Option("Publication. Default: the name of the slot.", TEXT.named("name"))]
     spool: Annotated[Path, Option("Spool directory.", _DIRECTORY, is_required=True)]
     tables: Annotated[tuple[TableName, ...], Option("", _TABLES, is_internal=True)] = ()
-    """Tables that the publication must contain, if the capture itself has to create it; empty if it must not create anything."""
+    """Tables that the publication must contain, if the capture itself has to create it; empty if it must not
+    create anything.
+    """
     limits: CaptureLimits = CaptureLimits()
     types: TypePolicy = TypePolicy.DEFAULT
     failover: Annotated[
-        bool, Option("Synchronise the slot to standbys, so that it survives a failover. Postgres 17 and later.", BOOLEAN)
+        bool,
+        Option(
+            "Synchronise the slot to standbys, so that it survives a failover. Postgres 17 and later.",
+            BOOLEAN,
+        ),
     ] = False
     confirm: Annotated[
         Confirm,
         Option(
-            "When WAL is confirmed, so that the server may remove it: when all consumers have `applied` it, or when it is "
+            "When WAL is confirmed, so that the server may remove it: when all consumers have `applied` "
+            "it, or when it is "
             "`spooled` to disk.",
             choice(*Confirm, of=Confirm),
         ),
@@ -246,7 +279,8 @@ class CaptureSettings:
     max_retained_bytes: Annotated[
         int | None,
         Option(
-            "With `confirm: applied`: while the slot retains more than this number of bytes of WAL because consumers are behind, "
+            "With `confirm: applied`: while the slot retains more than this number of bytes of WAL because "
+            "consumers are behind, "
             "confirm as with `spooled`.",
             SIZE,
             name="maxRetainedWal",
@@ -257,7 +291,8 @@ class CaptureSettings:
     is_separate: Annotated[
         bool,
         Option(
-            "Where the capture runs: in the process of the pipeline or query (`embedded`), or in `penstock capture`, which "
+            "Where the capture runs: in the process of the pipeline or query (`embedded`), or in `penstock "
+            "capture`, which "
             "several of them can share (`separate`).",
             switch("embedded", "separate"),
             name="process",
@@ -269,7 +304,11 @@ class CaptureSettings:
     """Capture by triggers. `slot` is then the schema of the change table."""
     old_rows: Annotated[
         bool,
-        Option("Also return the row as it was before each update and delete; the tables need REPLICA IDENTITY FULL.", BOOLEAN),
+        Option(
+            "Also return the row as it was before each update and delete; the tables need REPLICA IDENTITY "
+            "FULL.",
+            BOOLEAN,
+        ),
     ] = False
 
     @property
@@ -282,11 +321,19 @@ class CaptureSettings:
         object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     def to_options(self) -> dict[str, str]:
-        """The settings as options of the Spark source. Spark redacts the option named `password` wherever it shows options.
+        """The settings as options of the Spark source.
 
-        A password file is passed as its path: it is read on the machine where the capture runs, and tasks get its content.
+        Spark redacts the option named `password` wherever it shows options.
+
+        A password file is passed as its path: it is read on the machine where the capture runs, and tasks get
+        its content.
         """
-        options = {"dsn": self.address.dsn, **write_fields(self), **write_fields(self.limits), **write_fields(self.types)}
+        options = {
+            "dsn": self.address.dsn,
+            **write_fields(self),
+            **write_fields(self.limits),
+            **write_fields(self.types),
+        }
         if isinstance(self.address.password, FileSecret):
             options["passwordFile"] = str(self.address.password.path)
         elif self.address.password is not None:
@@ -301,7 +348,9 @@ class CaptureSettings:
         values = read_fields(cls, given)
         check_slot_name(values["slot"])
         if names_several(values["publication"] or ""):
-            raise ConfigError(f"the option 'publication' lists several: {values['publication']}", hint=ONE_PUBLICATION)
+            raise ConfigError(
+                f"the option 'publication' lists several: {values['publication']}", hint=ONE_PUBLICATION
+            )
         return cls(
             **values | {"publication": values["publication"] or values["slot"]},
             address=_address(given),
@@ -335,7 +384,9 @@ def _address(given: Mapping[str, str]) -> SourceAddress:
         )
     file = given.get("passwordfile")
     if password and file:
-        raise ConfigError("the options 'password' and 'passwordFile' are both given", hint="leave one of them out")
+        raise ConfigError(
+            "the options 'password' and 'passwordFile' are both given", hint="leave one of them out"
+        )
     if file:
         return SourceAddress(address.dsn, FileSecret.at(Path(file)))
     return SourceAddress(address.dsn, Secret(password)) if password else address
@@ -345,4 +396,6 @@ def _types(given: Mapping[str, str]) -> TypePolicy:
     try:
         return TypePolicy(**read_fields(TypePolicy, given))
     except ValueError as error:
-        raise ConfigError(f"an option about types is wrong: {error}", hint="see docs/reference/types.md") from error
+        raise ConfigError(
+            f"an option about types is wrong: {error}", hint="see docs/reference/types.md"
+        ) from error

@@ -30,7 +30,13 @@ from typing_extensions import override
 from penstock.capture.settings import CaptureSettings, ConfirmPolicy
 from penstock.capture.source_checks import MembershipWatch, check_publication, inspect_source
 from penstock.capture.thread import CaptureThread, StoppedError
-from penstock.errors import ConnectionLostError, PartitionIdentityError, PenstockError, PublicationError, TableGapError
+from penstock.errors import (
+    ConnectionLostError,
+    PartitionIdentityError,
+    PenstockError,
+    PublicationError,
+    TableGapError,
+)
 from penstock.lag import CaptureLag, OpenTransaction, unreserved_slot
 from penstock.position import Position
 from penstock.postgres.catalog import inspect_primary_key
@@ -139,7 +145,11 @@ class SourceWatch:
         """
         if self._level is sample:
             return 0.0
-        known = [at for at in (commit_time, self._level.taken_at if self._level is not None else None) if at is not None]
+        known = [
+            at
+            for at in (commit_time, self._level.taken_at if self._level is not None else None)
+            if at is not None
+        ]
         # By the server's clock, as commit times are; the local clock may differ.
         now = sample.taken_at + timedelta(seconds=time.monotonic() - self._sampled_at)
         return max(0.0, (now - max(known)) / timedelta(seconds=1)) if known else None
@@ -148,7 +158,9 @@ class SourceWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stopping.set()
         self._thread.join(timeout=_LEAVE_SECONDS)
 
@@ -211,17 +223,26 @@ class SpoolCapture(CaptureThread):
             silence_seconds=limits.silence_seconds,
             wants_messages=bool(settings.message_prefixes),
         )
-        with self._open(request) as stream, SourceWatch(settings, self._members) as self._watch, KeyCatalog(settings.address) as catalog:
+        with (
+            self._open(request) as stream,
+            SourceWatch(settings, self._members) as self._watch,
+            KeyCatalog(settings.address) as catalog,
+        ):
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
                 raise ConnectionLostError("another server answers at this address than a moment ago")
-            ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
+            ensure_identity(
+                settings.spool,
+                CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline),
+            )
             writer = SpoolWriter(settings.spool, start, max_segment_bytes=limits.segment_bytes * 4)
             self._usage.scan()
             self._confirmed = slot.confirmed
             self._advance(start)
             stream.start()
             prefixes = frozenset(settings.message_prefixes)
-            decoder = PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes, old_rows=settings.old_rows)
+            decoder = PgOutputDecoder(
+                keys, types, load_key=catalog.load, prefixes=prefixes, old_rows=settings.old_rows
+            )
             self._follow(stream, decoder, writer)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
@@ -259,7 +280,8 @@ class SpoolCapture(CaptureThread):
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
             self._do_housekeeping(stream, budget)
-            # First, before other resources are released: the process may have little time left, and this sends the last confirmation.
+            # First, before other resources are released: the process may have little time left, and this
+            # sends the last confirmation.
             stream.close()
         finally:
             writer.close()
@@ -321,7 +343,10 @@ class SpoolCapture(CaptureThread):
 def _warn_if_unreserved(slot: Slot) -> None:
     danger = unreserved_slot(slot.wal_status, f"slot {slot.name}")
     if danger is not None:
-        _log.warning("the slot may be invalidated", extra={"code": danger.code, "reason": danger.message, "fix": danger.hint})
+        _log.warning(
+            "the slot may be invalidated",
+            extra={"code": danger.code, "reason": danger.message, "fix": danger.hint},
+        )
 
 
 def seal_pause_seconds(least_seconds: float, waiting: int) -> float:

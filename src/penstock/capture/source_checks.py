@@ -65,7 +65,9 @@ from penstock.spool.reader import SpoolReader
 from penstock.spool.retention import released_by_all, released_positions
 
 
-def check_continuity(needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str) -> None:
+def check_continuity(
+    needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str
+) -> None:
     """Raise unless everything after `needed` can still be read. The server sends what commits after
     `confirmed`; the spool contains the range between its two positions. A reader is safe if the slot has not
     advanced past it, or if the spool covers the range from the reader to the slot.
@@ -82,7 +84,13 @@ def check_continuity(needed: Position, spool: tuple[Position, Position] | None, 
 
 
 def check_system(
-    address: SourceAddress, now: SystemIdentity, before: SystemIdentity, held: Position, *, slot: Slot | None, name: str
+    address: SourceAddress,
+    now: SystemIdentity,
+    before: SystemIdentity,
+    held: Position,
+    *,
+    slot: Slot | None,
+    name: str,
 ) -> None:
     """Raise unless the WAL of the server `now` continues from `held`, which was captured from the server
     `before`. A change of timeline is accepted only if everything captured is before the switch; if the slot
@@ -92,24 +100,33 @@ def check_system(
     if now == before:
         return
     check_same_system(now, before)
-    switched = f"the server is on timeline {now.timeline}, and everything captured came from timeline {before.timeline}"
+    switched = (
+        f"the server is on timeline {now.timeline}, and everything captured came from timeline "
+        f"{before.timeline}"
+    )
     switch = inspect_switch(address, now.timeline, before.timeline)
     if switch is None:
         raise TimelineChangedError(
-            f"{switched}, which is not part of its history: it was restored to a time before that timeline began",
-            hint=f"point source.dsn at the server that continued from timeline {before.timeline}, or {COPY_AGAIN}",
+            f"{switched}, which is not part of its history: it was restored to a time before that timeline "
+            "began",
+            hint=f"point source.dsn at the server that continued from timeline {before.timeline}, or "
+            f"{COPY_AGAIN}",
         )
     if held.lsn > switch:
         raise TimelineChangedError(
-            f"{switched}, which it left at {switch}: the {held.lsn - switch} bytes of WAL from there to {held} were captured, "
+            f"{switched}, which it left at {switch}: the {held.lsn - switch} bytes of WAL from there to "
+            f"{held} were captured, "
             "but the server lost them when it was promoted or restored",
-            hint=f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs ahead of the standby",
+            hint=f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs "
+            "ahead of the standby",
         )
     if slot is None or not (slot.failover and slot.synced):
         state = "does not exist" if slot is None else "was not synchronised from the primary"
         raise TimelineChangedError(
-            f"{switched}; on the promoted server, slot {name} {state}, so changes up to the switch at {switch} may be missing",
-            hint=f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
+            f"{switched}; on the promoted server, slot {name} {state}, so changes up to the switch at "
+            f"{switch} may be missing",
+            hint=f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby "
+            "(Postgres 17 and later), the slot "
             "survives a promotion",
         )
 
@@ -118,7 +135,8 @@ def check_same_system(now: SystemIdentity, before: SystemIdentity) -> None:
     """Raise unless it is the same database system, on any timeline."""
     if now.identifier != before.identifier:
         raise SystemChangedError(
-            f"the server is database system {now.identifier}, and everything captured came from {before.identifier}",
+            f"the server is database system {now.identifier}, and everything captured came from "
+            f"{before.identifier}",
             hint=f"point source.dsn back at the old system, or {COPY_AGAIN}",
         )
 
@@ -129,7 +147,8 @@ def check_not_rewound(held: Position, server: Position) -> None:
     """
     if held > server:
         raise SystemChangedError(
-            f"changes were captured up to {held}, and the server's WAL ends at {server}: it was restored to an earlier time",
+            f"changes were captured up to {held}, and the server's WAL ends at {server}: it was restored "
+            "to an earlier time",
             hint=COPY_AGAIN,
         )
 
@@ -149,7 +168,8 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
     make = f"CREATE PUBLICATION {identifier(name)} FOR TABLE …;"
     if not has_slot:
         raise PublicationError(
-            f"publication {name} does not exist, and a slot that is older than its publication cannot be read",
+            f"publication {name} does not exist, and a slot that is older than its publication cannot be "
+            "read",
             hint=f"{make} or let the capture create it, with with_publication_management",
         )
     raise PublicationError(
@@ -162,7 +182,11 @@ class MembershipWatch:
     """Checks the membership of one consumer's tables. Used by one thread at a time."""
 
     def __init__(
-        self, settings: CaptureSettings, consumer: str, required: Collection[TableName], takes: Collection[TableName] | None
+        self,
+        settings: CaptureSettings,
+        consumer: str,
+        required: Collection[TableName],
+        takes: Collection[TableName] | None,
     ) -> None:
         """`takes` are the tables that the consumer reads by name; None: everything that is published, of
         which the `required` must stay.
@@ -186,12 +210,15 @@ class MembershipWatch:
         recorded = {} if is_first else load_memberships(settings.spool, self._consumer)
         found = self._inspect()
         if self._interruptions(found, recorded):
-            found = self._inspect()  # several queries: a table that was altered between them may look like one that left
+            found = (
+                self._inspect()
+            )  # several queries: a table that was altered between them may look like one that left
         named = self._interruptions(found, recorded)
         if named:
             more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
             raise TableGapError(
-                f"{'; '.join(named[:_NAMED])}{more}: changes may be missing", hint=f"{drop_statement(settings.slot)} then {COPY_AGAIN}"
+                f"{'; '.join(named[:_NAMED])}{more}: changes may be missing",
+                hint=f"{drop_statement(settings.slot)} then {COPY_AGAIN}",
             )
         for name, before in recorded.items():
             current_name = found.current_name(before)
@@ -208,14 +235,21 @@ class MembershipWatch:
         settings = self._settings
         takes = self._takes
         return inspect_captured_tables(
-            settings.address, settings.publication, lambda table: takes is None or table in takes, old_rows=settings.old_rows
+            settings.address,
+            settings.publication,
+            lambda table: takes is None or table in takes,
+            old_rows=settings.old_rows,
         )
 
     def _interruptions(self, found: CapturedTables, recorded: Mapping[TableName, Membership]) -> list[str]:
         if self._takes is not None:
             reasons = found.interruptions(recorded)
         else:
-            compared = {name: before for name, before in recorded.items() if not _is_known_replacement(found, name, before, recorded)}
+            compared = {
+                name: before
+                for name, before in recorded.items()
+                if not _is_known_replacement(found, name, before, recorded)
+            }
             required = {name: before for name, before in compared.items() if name in self._required}
             optional = {name: before for name, before in compared.items() if name not in self._required}
             reasons = {
@@ -224,7 +258,9 @@ class MembershipWatch:
             }
         return [f"table {name} {reasons[name]}" for name in recorded if name in reasons]
 
-    def _known(self, found: CapturedTables, recorded: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
+    def _known(
+        self, found: CapturedTables, recorded: Mapping[TableName, Membership]
+    ) -> dict[TableName, Membership]:
         """The records to store: known tables under their current names, dropped tables unless another table
         has their name, and new tables.
         """
@@ -242,11 +278,18 @@ class MembershipWatch:
     def _warn_once(self, name: TableName) -> None:
         if name not in self._warned:
             self._warned.add(name)
-            _log.warning("table is no longer in the publication", extra={"table": str(name), "publication": self._settings.publication})
+            _log.warning(
+                "table is no longer in the publication",
+                extra={"table": str(name), "publication": self._settings.publication},
+            )
 
 
-def _is_known_replacement(found: CapturedTables, name: TableName, before: Membership, recorded: Mapping[TableName, Membership]) -> bool:
-    """Whether the table was dropped, and a table that has been captured without interruption now has its name."""
+def _is_known_replacement(
+    found: CapturedTables, name: TableName, before: Membership, recorded: Mapping[TableName, Membership]
+) -> bool:
+    """Whether the table was dropped, and a table that has been captured without interruption now has its
+    name.
+    """
     return found.current_name(before) is None and found.members.get(name) in recorded.values()
 
 
@@ -261,16 +304,23 @@ def load_memberships(root: Path, consumer: str) -> dict[TableName, Membership]:
         return {}
     document = parse_document(data, where=f"tables/{path.name}")
     try:
-        return {TableName.parse(name): Membership(int(oid), str(act)) for name, (oid, act) in document["tables"].items()}
+        return {
+            TableName.parse(name): Membership(int(oid), str(act))
+            for name, (oid, act) in document["tables"].items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpoolCorruptError(
-            f"tables/{path.name} cannot be parsed", hint="remove the file if the publication has not been changed since the last run"
+            f"tables/{path.name} cannot be parsed",
+            hint="remove the file if the publication has not been changed since the last run",
         ) from error
 
 
 def save_memberships(root: Path, consumer: str, members: Mapping[TableName, Membership]) -> None:
     tables = {str(name): [member.oid, member.act] for name, member in sorted(members.items())}
-    storage.put(_path(root, consumer), json.dumps({"format": _FORMAT, "consumer": consumer, "tables": tables}).encode())
+    storage.put(
+        _path(root, consumer),
+        json.dumps({"format": _FORMAT, "consumer": consumer, "tables": tables}).encode(),
+    )
 
 
 def _path(root: Path, consumer: str) -> Path:
@@ -313,7 +363,11 @@ def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWa
 
 
 def _check_history(
-    connection: Connection, settings: CaptureSettings, reader: SpoolReader, system: SystemIdentity, slot: Slot | None
+    connection: Connection,
+    settings: CaptureSettings,
+    reader: SpoolReader,
+    system: SystemIdentity,
+    slot: Slot | None,
 ) -> None:
     before = load_identity(settings.spool)
     if before is None:
@@ -327,7 +381,9 @@ def _check_history(
 def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
     """Create a missing slot, only if it cannot have existed before."""
     if load_identity(settings.spool) is not None or not settings.tables:
-        raise SlotMissingError(f"slot {settings.slot} no longer exists: commits since it was last read are lost", hint=COPY_AGAIN)
+        raise SlotMissingError(
+            f"slot {settings.slot} no longer exists: commits since it was last read are lost", hint=COPY_AGAIN
+        )
     slot, _ = ensure_capture(
         settings.address,
         settings.slot,

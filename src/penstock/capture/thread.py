@@ -106,7 +106,11 @@ class CaptureThread(ABC):
 
     def _wait(self, reached: Callable[[Position], bool], timeout_seconds: float) -> bool:
         def over() -> bool:
-            return self._failure is not None or self._stopping.is_set() or (self._end is not None and reached(self._end))
+            return (
+                self._failure is not None
+                or self._stopping.is_set()
+                or (self._end is not None and reached(self._end))
+            )
 
         with self._changed:
             self._changed.wait_for(over, timeout_seconds)
@@ -114,7 +118,7 @@ class CaptureThread(ABC):
                 raise self._failure
             return self._end is not None and reached(self._end)
 
-    # --- for subclasses ---------------------------------------------------------------------------------------------
+    # --- for subclasses -------------------------------------------------------------------------------------
 
     @abstractmethod
     def _capture(self) -> None:
@@ -126,7 +130,7 @@ class CaptureThread(ABC):
         """Add facts of one capture method to a status report; `_report` has those of all methods."""
         return status
 
-    # --- the capture thread ----------------------------------------------------------------------------------------------
+    # --- the capture thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         lock = SpoolLock(self._spool)
@@ -150,7 +154,10 @@ class CaptureThread(ABC):
                 lock.acquire()
             except SpoolLockedError as error:
                 if self._trouble is None:
-                    _log.warning("capture waits for the spool lock", extra={"code": error.code, "reason": error.message})
+                    _log.warning(
+                        "capture waits for the spool lock",
+                        extra={"code": error.code, "reason": error.message},
+                    )
                 self._trouble = error
                 self._stopping.wait(_LOCK_PAUSE_SECONDS)
             else:
@@ -176,8 +183,12 @@ class CaptureThread(ABC):
                     backoff.reset()
                 pause = backoff.fail()
                 self._report("waiting", error)
-                _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
-                # The slot of a killed capture becomes free soon; then the released position can still be confirmed.
+                _log.warning(
+                    "capture interrupted",
+                    extra={"code": error.code, "reason": error.message, "pause_seconds": pause},
+                )
+                # The slot of a killed capture becomes free soon; then the released position can still be
+                # confirmed.
                 has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
                 self._stopping.wait(pause)
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
@@ -210,7 +221,9 @@ class CaptureThread(ABC):
     def _is_report_due(self) -> bool:
         return time.monotonic() >= self._status_due
 
-    def _report(self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()) -> None:
+    def _report(
+        self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()
+    ) -> None:
         """Write the status file. Only for the holder of the lock."""
         self._status_due = time.monotonic() + _STATUS_SECONDS
         self._trouble = trouble
@@ -226,7 +239,9 @@ class CaptureThread(ABC):
             waits_for=waits_for,
             numeric=self._writes,
         )
-        status = self._facts(replace(status, failure=CaptureFailure.of(_named(trouble)) if trouble is not None else None))
+        status = self._facts(
+            replace(status, failure=CaptureFailure.of(_named(trouble)) if trouble is not None else None)
+        )
         try:
             write_status(self._spool, status)
         except OSError as error:
@@ -235,4 +250,6 @@ class CaptureThread(ABC):
 
 
 def _named(error: BaseException) -> PenstockError:
-    return error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__} in the capture")
+    return (
+        error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__} in the capture")
+    )

@@ -58,7 +58,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         """
         return replace(self, required=frozenset(required), manage=manage)
 
-    # --- ChangeCapture --------------------------------------------------------------------------------------------------
+    # --- ChangeCapture --------------------------------------------------------------------------------------
 
     @override
     def live(self) -> ChangeStream:
@@ -87,7 +87,8 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             self._ensure_coverage()
             has_slot = inspect_slot(connection, settings.slot) is not None
             check_publication(connection, settings, has_slot=has_slot)
-            # If the spool was filled from a slot that no longer exists, `SpoolCapture` raises instead of continuing over the hole.
+            # If the spool was filled from a slot that no longer exists, `SpoolCapture` raises instead of
+            # continuing over the hole.
             is_first = not has_slot and load_identity(settings.spool) is None
             # Before the slot is created, so that the recorded memberships hold for all of its changes.
             members = self._members()
@@ -105,7 +106,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         ends, and makes the server keep dead rows: read the stream to its end, or close it.
         """
         settings = self.settings
-        return snapshot_changes(settings.address, tables, export_snapshot(settings.address), settings.types, settings.publication)
+        return snapshot_changes(
+            settings.address, tables, export_snapshot(settings.address), settings.types, settings.publication
+        )
 
     @override
     def lag(self) -> int | None:
@@ -118,16 +121,22 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
                 return None
             return max(0, current_position(connection) - slot.confirmed)
 
-    # --- CaptureProvisioning --------------------------------------------------------------------------------------------
+    # --- CaptureProvisioning --------------------------------------------------------------------------------
 
     @override
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
-        return provision.inspect_coverage(self.settings.address, self.settings.publication, required, old_rows=self.settings.old_rows)
+        return provision.inspect_coverage(
+            self.settings.address, self.settings.publication, required, old_rows=self.settings.old_rows
+        )
 
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
         return provision.ensure_coverage(
-            self.settings.address, self.settings.publication, required, manage, old_rows=self.settings.old_rows
+            self.settings.address,
+            self.settings.publication,
+            required,
+            manage,
+            old_rows=self.settings.old_rows,
         )
 
     def _ensure_coverage(self) -> None:

@@ -1,10 +1,12 @@
 """Acknowledgements: the position up to which everything has been acknowledged.
 
-`AckWatermark` accepts an acknowledgement for each change, in any order. It numbers changes as they are delivered. Changes that are
-confirmed without a gap from the first one are represented by one number, the floor; changes confirmed beyond a gap are kept as runs. So
-memory grows with the number of gaps, not with the number of changes: a delivered change costs only its own acknowledgement object.
+`AckWatermark` accepts an acknowledgement for each change, in any order. It numbers changes as they are
+delivered. Changes that are confirmed without a gap from the first one are represented by one number, the
+floor; changes confirmed beyond a gap are kept as runs. So memory grows with the number of gaps, not with the
+number of changes: a delivered change costs only its own acknowledgement object.
 
-`CumulativeAcks` is for readers that acknowledge a key, such as a place in a stream or an epoch, and with it everything before.
+`CumulativeAcks` is for readers that acknowledge a key, such as a place in a stream or an epoch, and with it
+everything before.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ Value = TypeVar("Value")
 class _Transaction:
     """A commit of which changes have been delivered.
 
-    `before` is the position that is reached if the transaction is not confirmed, and `end` the one that is reached if it is; `end` is past
-    the commit if no changes follow it. `last` is the number of its last change, None while more may follow.
+    `before` is the position that is reached if the transaction is not confirmed, and `end` the one that is
+    reached if it is; `end` is past the commit if no changes follow it. `last` is the number of its last
+    change, None while more may follow.
     """
 
     __slots__ = ("before", "end", "last", "position")
@@ -96,7 +99,9 @@ class AckWatermark:
             return NumberedAck(self, self._delivered, self._current)
 
     def settle(self, position: Position) -> None:
-        """Mark everything up to `position` as delivered: the last transaction is complete, and no change follows it up to there."""
+        """Mark everything up to `position` as delivered: the last transaction is complete, and no change
+        follows it up to there.
+        """
         with self._lock:
             self._end_transaction()
             self._current.end = max(self._current.end, position)
@@ -106,7 +111,9 @@ class AckWatermark:
             if ack.is_confirmed:
                 return
             ack.is_confirmed = True
-            if ack.number == self._floor.last + 1 and not self._by_first:  # the usual case: confirmed in order
+            if (
+                ack.number == self._floor.last + 1 and not self._by_first
+            ):  # the usual case: confirmed in order
                 self._floor.last, self._floor.transaction = ack.number, ack.transaction
                 return
             run = self._merge_neighbours(_Run(ack.number, ack.number, ack.transaction))
@@ -172,7 +179,9 @@ class CumulativeAcks(Generic[Key, Value]):
         return self._values.pop()
 
     def reached_by(self, key: Key) -> Value | None:
-        """The value of the greatest key up to `key`; None if no entry has such a key, or if it was removed."""
+        """The value of the greatest key up to `key`; None if no entry has such a key, or if it was
+        removed.
+        """
         found = bisect_right(self._keys, key)
         return self._values[found - 1] if found else None
 

@@ -1,4 +1,6 @@
-"""`penstock capture`: capture one slot into one spool in the foreground; and `penstock drop`: remove a pipeline from its source."""
+"""`penstock capture`: capture one slot into one spool in the foreground; and `penstock drop`: remove a
+pipeline from its source.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def run_forget(path: Path, consumer: str, console: Console) -> int:
     config = load_config(path)
     forget_consumer(config, consumer)
     left = ", ".join(f"{each.name} at {each.released}" for each in inspect_consumers(config.spool)) or "none"
-    console.print(f"removed consumer {escape(consumer)}; remaining: {escape(left)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"removed consumer {escape(consumer)}; remaining: {escape(left)}", highlight=False, soft_wrap=True
+    )
     return 0
 
 
@@ -122,7 +126,9 @@ def drop_pipeline(path: Path, *, is_sure: bool) -> int:
         return 0
     for each in plan.dropped:
         typer.echo(f"{'drops' if is_sure else 'would drop'}: {each}")
-    typer.echo(f"keeps: target tables and epoch records in {config.sink.root}, state directory {config.state}")
+    typer.echo(
+        f"keeps: target tables and epoch records in {config.sink.root}, state directory {config.state}"
+    )
     typer.echo("after this the pipeline cannot continue from its position")
     if not is_sure and not typer.confirm("drop these objects?"):
         return 1

@@ -1,4 +1,7 @@
-"""The command groups `penstock tables` and `penstock dead-letters`. Their actions are in `table_commands`, imported when one runs."""
+"""The command groups `penstock tables` and `penstock dead-letters`.
+
+Their actions are in `table_commands`, imported when one runs.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,26 @@ import typer
 
 tables_app = typer.Typer(
     no_args_is_help=True,
-    help="Add, remove, pause, resume or resync tables. A running pipeline does it within seconds, a stopped one at its next run.",
+    help="Add, remove, pause, resume or resync tables. A running pipeline does it within seconds, a "
+    "stopped one at its next run.",
 )
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file of the pipeline (YAML).", show_default=False)]
+ConfigPath = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="Configuration file of the pipeline (YAML).", show_default=False),
+]
 TableNames = Annotated[
-    list[str], typer.Argument(metavar="TABLE…", help="schema.table, with double quotes where SQL needs them.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="TABLE…", help="schema.table, with double quotes where SQL needs them.", show_default=False
+    ),
 ]
 
 
 @tables_app.command("list")
-def list_tables(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_tables(
+    config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """List all tables of the pipeline, their states, and the settings made by these commands."""
     from penstock.cli.table_commands import print_tables
 
@@ -73,17 +85,24 @@ dead_letters_app = typer.Typer(
     no_args_is_help=True,
     help="List and replay rejected rows in the dead-letter queue. See `refused` in the configuration.",
 )
-RejectedTables = Annotated[list[str] | None, typer.Option("--table", metavar="TABLE", help="Only this table; can be repeated.")]
+RejectedTables = Annotated[
+    list[str] | None, typer.Option("--table", metavar="TABLE", help="Only this table; can be repeated.")
+]
 
 
 @dead_letters_app.command("list")
 def list_letters(
     config: ConfigPath,
     table: RejectedTables = None,
-    every: Annotated[bool, typer.Option("--all", help="Include dead letters that were superseded or replayed.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Include dead letters that were superseded or replayed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the values of the rows.")] = False,
 ) -> None:
-    """List open dead letters: table, position, key and reason. Needs no Spark, and works while the pipeline runs."""
+    """List open dead letters: table, position, key and reason.
+
+    Needs no Spark, and works while the pipeline runs.
+    """
     from penstock.cli.table_commands import print_letters
 
     print_letters(config, table or [], every=every, as_json=as_json)

@@ -1,7 +1,7 @@
 """`penstock demo`: a complete pipeline on one machine, in about a minute and a half.
 
-It starts an embedded Postgres with three tables of a small shop, copies them to Delta, streams a live workload of inserts, updates and
-deletes, and then compares source and target row by row.
+It starts an embedded Postgres with three tables of a small shop, copies them to Delta, streams a live
+workload of inserts, updates and deletes, and then compares source and target row by row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _CATCH_UP_SECONDS = 300.0
 
 
 def run_demo(directory: Path, seconds: float, console: Console) -> int:
-    """Run the demo from an empty directory. Returns the exit code. The files stay in `directory` for inspection."""
+    """Run the demo from an empty directory.
+
+    Returns the exit code. The files stay in `directory` for inspection.
+    """
     directory = absolute_path(directory, "--directory")
     _clear(directory)
     console.print("[bold]Penstock demo[/]: Postgres → Spark → Delta, with no Kafka", highlight=False)
@@ -50,14 +53,18 @@ def run_demo(directory: Path, seconds: float, console: Console) -> int:
         report = verify_tables(spark, config)
     print_report(report, console)
     if not report.equal:
-        raise StillDifferentError("source and target are not equal", hint="keep the demo directory, and report this with the output")
+        raise StillDifferentError(
+            "source and target are not equal", hint="keep the demo directory, and report this with the output"
+        )
     _print_farewell(directory, config, console)
     return 0
 
 
 def _mirror(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -> None:
     """Run the pipeline in this thread and the workload in another, until all changes are applied."""
-    driver = threading.Thread(target=_drive, args=(pipeline, display, dsn, seconds), name="demo-driver", daemon=True)
+    driver = threading.Thread(
+        target=_drive, args=(pipeline, display, dsn, seconds), name="demo-driver", daemon=True
+    )
     driver.start()
     pipeline.run()
     driver.join()
@@ -85,7 +92,9 @@ def _clear(directory: Path) -> None:
     """Empty the directory. Raises an error for a directory that was not created by an earlier demo."""
     if storage.exists(directory) and any(storage.list_paths(directory)):
         if not storage.exists(directory / _MARK):
-            raise ConfigError(f"{directory} is not empty and was not created by the demo", hint="choose another --directory")
+            raise ConfigError(
+                f"{directory} is not empty and was not created by the demo", hint="choose another --directory"
+            )
         storage.delete_tree(directory)
     storage.ensure_directory(directory, shared=True)
     storage.ensure_touched(directory / _MARK)

@@ -1,7 +1,7 @@
 """The `penstock` command: check, run, capture, status, tables, dead-letters, verify, drop, demo.
 
-Exit codes: 0 success, 1 other errors, 2 configuration, 3 source or machine, 4 source and target differ, 5 they differ only in rows of the
-dead-letter queue, 6 comparison incomplete, 130 interrupted.
+Exit codes: 0 success, 1 other errors, 2 configuration, 3 source or machine, 4 source and target differ, 5
+they differ only in rows of the dead-letter queue, 6 comparison incomplete, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ app = typer.Typer(
 @app.callback()
 def options(
     log_level: Annotated[
-        LogLevel, typer.Option("--log-level", envvar=LEVEL_VARIABLE, case_sensitive=False, help="Minimum level of log messages.")
+        LogLevel,
+        typer.Option(
+            "--log-level", envvar=LEVEL_VARIABLE, case_sensitive=False, help="Minimum level of log messages."
+        ),
     ] = LogLevel.WARNING,
     log_format: Annotated[
         LogFormat,
@@ -57,7 +60,8 @@ def options(
         ),
     ] = LogFormat.TEXT,
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Options of every command."""
@@ -67,13 +71,18 @@ def options(
 app.add_typer(tables_app, name="tables")
 app.add_typer(letters_app, name="dead-letters")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file of the pipeline (YAML).", show_default=False)]
+ConfigPath = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="Configuration file of the pipeline (YAML).", show_default=False),
+]
 
 
 @app.command()
 def run(
     config: ConfigPath,
-    once: Annotated[bool, typer.Option("--once", help="Apply all changes committed before the start, then exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Apply all changes committed before the start, then exit.")
+    ] = False,
 ) -> None:
     """Copy the tables, then apply changes until stopped."""
     from penstock.cli.run import run_pipeline
@@ -86,7 +95,10 @@ def capture(
     config: ConfigPath,
     forget: Annotated[
         str | None,
-        typer.Option(metavar="CONSUMER", help="Remove this reader of the spool and exit. Its unread changes are no longer kept."),
+        typer.Option(
+            metavar="CONSUMER",
+            help="Remove this reader of the spool and exit. Its unread changes are no longer kept.",
+        ),
     ] = None,
 ) -> None:
     """Read the slot into the spool until stopped, for pipelines with source.process: separate."""
@@ -97,7 +109,9 @@ def capture(
 
 
 @app.command()
-def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def check(
+    config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Check everything that a run needs, and list all problems with their fixes.
 
     Changes nothing. Exit code 0: ready to run, 2 or 3: not.
@@ -116,10 +130,15 @@ def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", he
 @app.command()
 def status(
     config: ConfigPath,
-    show_all: Annotated[bool, typer.Option("--all", help="List every streaming table, not only the first 20.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List every streaming table, not only the first 20.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show slot, spool, lag and tables, failed tables first. Needs no Spark, and works while the pipeline runs."""
+    """Show slot, spool, lag and tables, failed tables first.
+
+    Needs no Spark, and works while the pipeline runs.
+    """
     from penstock.cli.status import print_status
     from penstock.config.model import load_config
     from penstock.pipeline.status import inspect_status
@@ -134,12 +153,15 @@ def status(
 @app.command()
 def verify(
     config: ConfigPath,
-    table: Annotated[list[str] | None, typer.Option("--table", metavar="TABLE", help="Only this table; can be repeated.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="TABLE", help="Only this table; can be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare source and target row by row at one position, while the pipeline runs or not.
 
-    Exit code 0: equal, 4: different or not compared, 5: equal except for rows in the dead-letter queue, 6: incomplete because of an error.
+    Exit code 0: equal, 4: different or not compared, 5: equal except for rows in the dead-letter queue, 6:
+    incomplete because of an error.
     """
     from penstock.cli.verify import run_verify
 
@@ -148,7 +170,10 @@ def verify(
 
 
 @app.command()
-def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False) -> None:
+def drop(
+    config: ConfigPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
     """Drop the pipeline's objects at its source: slot, publication, event trigger, change table.
 
     The target tables stay but are no longer updated.
@@ -160,7 +185,9 @@ def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="Do
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Option(help="Directory for the database, the state and the tables of the demo.")] = Path("demo"),
+    directory: Annotated[
+        Path, typer.Option(help="Directory for the database, the state and the tables of the demo.")
+    ] = Path("demo"),
     seconds: Annotated[float, typer.Option(help="Duration of the live workload.")] = 30.0,
 ) -> None:
     """Replicate a small shop from an embedded Postgres under load, and compare it row by row."""
@@ -181,15 +208,20 @@ def _closed(error: PermissionError) -> PenstockError:
 
 def main() -> None:
     """Entry point of the console script. An error becomes a message and an exit code, never a traceback."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that is raised inside a batch
-    # Without a handler at the root, py4j adds one that prints: a traceback when the JVM dies, and later records twice.
+    logging.getLogger("py4j").setLevel(
+        logging.CRITICAL
+    )  # it prints every exception that is raised inside a batch
+    # Without a handler at the root, py4j adds one that prints: a traceback when the JVM dies, and later
+    # records twice.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         app(args=_logging_first(sys.argv[1:]), standalone_mode=True)
     except (PenstockError, PermissionError) as caught:
         error = caught if isinstance(caught, PenstockError) else _closed(caught)
         if is_json():
-            _log.error("command failed", extra={"code": error.code, "reason": error.message, "fix": error.hint})
+            _log.error(
+                "command failed", extra={"code": error.code, "reason": error.message, "fix": error.hint}
+            )
         else:
             Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         from penstock.pipeline.checks.findings import exit_code

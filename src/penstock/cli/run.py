@@ -63,14 +63,18 @@ class LiveDisplay(PipelineObserver):
     def __enter__(self) -> LiveDisplay:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
         if self._status is not None:
             self._status.stop()
 
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
         if self._streaming.is_set():  # the progress bars have ended: there is one live line at a time
-            self._console.print(f"  copying {escape(str(table))}: {chunks} chunks", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"  copying {escape(str(table))}: {chunks} chunks", highlight=False, soft_wrap=True
+            )
             return
         if not self._tasks:
             self._console.print("[bold]Snapshot[/]")
@@ -93,7 +97,9 @@ class LiveDisplay(PipelineObserver):
 
     def snapshot_finished(self, table: TableName, rows: int) -> None:
         if table not in self._tasks:
-            self._console.print(f"  copied  {escape(str(table))}: {rows:,} rows", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"  copied  {escape(str(table))}: {rows:,} rows", highlight=False, soft_wrap=True
+            )
 
     def streaming_started(self) -> None:
         self._progress.stop()
@@ -107,7 +113,10 @@ class LiveDisplay(PipelineObserver):
 
     def tick(self, beside: str) -> None:
         """Refresh the live line. Without a terminal, print a line every five seconds."""
-        text = f"{beside}; applied {self.rows_total:,}, {self.rows_per_second:,.0f} changes/s, lag {self.lag_seconds:.1f} s"
+        text = (
+            f"{beside}; applied {self.rows_total:,}, {self.rows_per_second:,.0f} changes/s, lag "
+            f"{self.lag_seconds:.1f} s"
+        )
         if self._console.is_terminal:
             if self._status is None:
                 self._status = self._console.status(text)
@@ -130,7 +139,11 @@ class LiveDisplay(PipelineObserver):
             self._console.print(self._line(report), highlight=False, soft_wrap=True)
 
     def table_failed(self, table: TableName, status: TableStatus) -> None:
-        self._console.print(f"  [red]failed[/]  {escape(str(table))}: {escape(status.reason or '')}", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"  [red]failed[/]  {escape(str(table))}: {escape(status.reason or '')}",
+            highlight=False,
+            soft_wrap=True,
+        )
         if status.remedy:
             self._console.print(f"          fix: {escape(status.remedy)}", highlight=False, soft_wrap=True)
 
@@ -156,7 +169,11 @@ class LiveDisplay(PipelineObserver):
     def lag_seconds(self) -> float:
         """Age of the newest applied transaction. It grows while an epoch is being applied."""
         report = self.last_epoch
-        return (datetime.now(UTC) - report.commit_time).total_seconds() if report is not None and report.commit_time else 0.0
+        return (
+            (datetime.now(UTC) - report.commit_time).total_seconds()
+            if report is not None and report.commit_time
+            else 0.0
+        )
 
     def _line(self, report: EpochReport) -> str:
         return (
@@ -186,22 +203,33 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
     failed = result.failed
     facts = {"position": str(result.position), "tables": len(result.tables), "failed": len(failed)}
     _log.info("run ended", extra=facts)
-    console.print(f"at {result.position}: {len(result.tables) - len(failed)} tables up to date, {len(failed)} failed", highlight=False)
+    console.print(
+        f"at {result.position}: {len(result.tables) - len(failed)} tables up to date, {len(failed)} failed",
+        highlight=False,
+    )
     if signal.SIGINT in ended_by:
         return 130
     return 1 if failed and (once or len(failed) == len(result.tables)) else 0
 
 
-def start_pipeline(config: PipelineConfig, observer: PipelineObserver, reload: Callable[[], PipelineConfig] | None = None) -> Pipeline:
+def start_pipeline(
+    config: PipelineConfig, observer: PipelineObserver, reload: Callable[[], PipelineConfig] | None = None
+) -> Pipeline:
     return Pipeline(config, start_session(config), observer, reload)
 
 
 def start_session(config: PipelineConfig) -> SparkSession:
-    """Start Spark with the settings of the configuration. The output of its JVM goes to the state directory."""
+    """Start Spark with the settings of the configuration.
+
+    The output of its JVM goes to the state directory.
+    """
     return build_session(
         f"penstock {config.pipeline}",
         master=config.spark.master,
         packages=config.spark.packages or sink_packages(config),
-        conf={**{f"spark.executorEnv.{name}": value for name, value in worker_environment().items()}, **config.spark.settings()},
+        conf={
+            **{f"spark.executorEnv.{name}": value for name, value in worker_environment().items()},
+            **config.spark.settings(),
+        },
         log=config.state / "spark.log",
     )

@@ -33,14 +33,22 @@ _COLOURS = {TableState.FAILED: "red", TableState.STREAMING: "green"}
 
 
 def print_status(status: PipelineStatus, console: Console, *, show_all: bool = False) -> None:
-    """Print the status, tables that are not streaming first. Without `show_all`, only some streaming tables are listed."""
+    """Print the status, tables that are not streaming first.
+
+    Without `show_all`, only some streaming tables are listed.
+    """
     most = None if show_all else _ORDINARY
     console.print(f"[bold]{status.pipeline}[/]", highlight=False)
     for name, value in _facts(status):
         _say(console, f"  {name:<10} {escape(value)}")
-    _print_most(console, "copying", {str(name): _progress(each) for name, each in status.snapshots.items()}, most)
     _print_most(
-        console, "rejected", {str(name): f"{count:,} rows in the dead-letter queue" for name, count in status.letters.items()}, most
+        console, "copying", {str(name): _progress(each) for name, each in status.snapshots.items()}, most
+    )
+    _print_most(
+        console,
+        "rejected",
+        {str(name): f"{count:,} rows in the dead-letter queue" for name, count in status.letters.items()},
+        most,
     )
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
@@ -60,7 +68,10 @@ def _print_tables(console: Console, tables: Mapping[TableName, TableStatus], mos
     width = name_width(str(name) for name, _ in listed)
     for name, each in listed:
         colour = _COLOURS.get(each.state, "yellow")
-        _say(console, f"{escape(f'{name!s:<{width}}')}  [{colour}]{each.state.value:<12}[/]  {each.applied or '-'}")
+        _say(
+            console,
+            f"{escape(f'{name!s:<{width}}')}  [{colour}]{each.state.value:<12}[/]  {each.applied or '-'}",
+        )
         if each.reason:
             _say(console, escape(f"    {each.reason}"))
         if each.remedy:
@@ -96,10 +107,22 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         facts.append(("slot", f"{status.slot_name} does not exist"))
     elif status.slot is not None:
         reader = f"read by process {status.slot.active_pid}" if status.slot.active_pid else "not being read"
-        facts.append(("slot", f"{status.slot.name}, confirmed {status.slot.confirmed}, {reader}, WAL {status.slot.wal_status}"))
+        facts.append(
+            (
+                "slot",
+                (
+                    f"{status.slot.name}, confirmed {status.slot.confirmed}, {reader}, WAL "
+                    f"{status.slot.wal_status}"
+                ),
+            )
+        )
     if status.lag_bytes is not None:
         seconds = f", {status.lag_seconds:.1f} s" if status.lag_seconds is not None else ""
-        kept = f"; the slot retains {_bytes(status.retained_bytes)} of WAL" if status.retained_bytes is not None else ""
+        kept = (
+            f"; the slot retains {_bytes(status.retained_bytes)} of WAL"
+            if status.retained_bytes is not None
+            else ""
+        )
         safe_bytes = status.slot.safe_wal_bytes if status.slot is not None else None
         room = f", and may be lost after {_bytes(max(0, safe_bytes))} more" if safe_bytes is not None else ""
         facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}{kept}{room}"))
@@ -110,7 +133,10 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         facts.append(("capture", f"{status.capture_state}{trouble}, sealed {capture.sealed}, {rows}"))
         facts += [("fix", capture.failure.hint)] if capture.failure and capture.failure.hint else []
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
-    facts += [("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago") for each in status.consumers]
+    facts += [
+        ("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago")
+        for each in status.consumers
+    ]
     facts += [("warning", each) for each in status.warnings]
     facts += [("retrying", each.describe()) for each in status.retries]
     return facts
@@ -133,8 +159,18 @@ def _bytes(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-_CHECK_COLOURS = {StepState.OK: "green", StepState.WARNING: "yellow", StepState.PROBLEM: "red", StepState.SKIPPED: "dim"}
-_WORDS = {StepState.OK: "ok", StepState.WARNING: "ok", StepState.PROBLEM: "problem", StepState.SKIPPED: "skipped"}
+_CHECK_COLOURS = {
+    StepState.OK: "green",
+    StepState.WARNING: "yellow",
+    StepState.PROBLEM: "red",
+    StepState.SKIPPED: "dim",
+}
+_WORDS = {
+    StepState.OK: "ok",
+    StepState.WARNING: "ok",
+    StepState.PROBLEM: "problem",
+    StepState.SKIPPED: "skipped",
+}
 
 
 def print_check(report: CheckReport, console: Console) -> None:
@@ -143,7 +179,9 @@ def print_check(report: CheckReport, console: Console) -> None:
     for _ in range(3):
         table.add_column(overflow="fold")
     for step in report.steps:
-        table.add_row(f"  {step.name}", f"[{_CHECK_COLOURS[step.state]}]{_WORDS[step.state]}[/]", escape(step.detail))
+        table.add_row(
+            f"  {step.name}", f"[{_CHECK_COLOURS[step.state]}]{_WORDS[step.state]}[/]", escape(step.detail)
+        )
     console.print(table)
     _print_findings("problems", "red", report.problems, console)
     _print_findings("warnings", "yellow", report.warnings, console)
@@ -155,6 +193,8 @@ def _print_findings(title: str, colour: str, findings: list[Finding], console: C
     if findings:
         console.print(f"\n[bold]{len(findings)} {title if len(findings) > 1 else title[:-1]}[/]")
     for finding in findings:
-        console.print(f"  [{colour}]{finding.code}[/] {escape(finding.what)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"  [{colour}]{finding.code}[/] {escape(finding.what)}", highlight=False, soft_wrap=True
+        )
         if finding.fix:
             console.print(f"    fix: {escape(finding.fix)}", highlight=False, soft_wrap=True)

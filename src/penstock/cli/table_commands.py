@@ -45,11 +45,23 @@ def print_tables(config: Path, *, as_json: bool) -> None:
     with connect(loaded.source.address()) as connection:
         selection = select_tables(connection, loaded, asks_spark=False)
     names = sorted({*selection.tables, *selection.refused, *states, *orders.removed})
-    rows = [(name, states.get(name, "pending" if name not in orders.removed else ""), _ordered(name, orders)) for name in names]
-    members = {name: [str(member.name) for member in table.members] for name, table in selection.tables.items() if table.members}
+    rows = [
+        (name, states.get(name, "pending" if name not in orders.removed else ""), _ordered(name, orders))
+        for name in names
+    ]
+    members = {
+        name: [str(member.name) for member in table.members]
+        for name, table in selection.tables.items()
+        if table.members
+    }
     if as_json:
-        documents = [{"table": str(name), "state": state or None, "ordered": ordered} for name, state, ordered in rows]
-        whole = [{**each, **({"members": members[name]} if name in members else {})} for each, name in zip(documents, names, strict=True)]
+        documents = [
+            {"table": str(name), "state": state or None, "ordered": ordered} for name, state, ordered in rows
+        ]
+        whole = [
+            {**each, **({"members": members[name]} if name in members else {})}
+            for each, name in zip(documents, names, strict=True)
+        ]
         typer.echo(json.dumps(whole, indent=2))
         return
     labels = {name: f"{name}{_from(members.get(name, ()))}" for name in names}
@@ -64,18 +76,31 @@ def _from(members: Sequence[str]) -> str:
 
 
 def order(path: Path, names: list[str], what: str) -> None:
-    """Write the request to the state directory. Raises `NoTablesError` if the source or the pipeline does not have the table."""
+    """Write the request to the state directory.
+
+    Raises `NoTablesError` if the source or the pipeline does not have the table.
+    """
     config = load_config(path)
     tables = [parse_table(name) for name in names]
     ordered = with_overrides(config)
     strange = [name for name in tables if not ordered.has(name)] if what in _OF_WHAT_IS_SELECTED else []
-    members = {name: route.into for name in strange if ordered.selects(name) and (route := ordered.route_of(name)) is not None}
+    members = {
+        name: route.into
+        for name in strange
+        if ordered.selects(name) and (route := ordered.route_of(name)) is not None
+    }
     if members and what != "remove":
         name, into = next(iter(members.items()))
-        raise NoTablesError(f"{name} is routed into {into} and is not a separate table of the pipeline", hint=f"use {into} instead")
+        raise NoTablesError(
+            f"{name} is routed into {into} and is not a separate table of the pipeline",
+            hint=f"use {into} instead",
+        )
     strange = [name for name in strange if name not in members]
     if strange:
-        hint = "check schema and spelling; `penstock tables list` shows the tables, `penstock tables add` adds one"
+        hint = (
+            "check schema and spelling; `penstock tables list` shows the tables, `penstock tables add` "
+            "adds one"
+        )
         raise NoTablesError(f"the pipeline has no table {', '.join(map(str, strange))}", hint=hint)
     if what in _OF_WHAT_EXISTS:
         _check_exist(config, tables)
@@ -87,16 +112,21 @@ def parse_table(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:
-        raise ConfigError(str(error), hint='write it as in SQL: public.orders, or public."my orders"') from error
+        raise ConfigError(
+            str(error), hint='write it as in SQL: public.orders, or public."my orders"'
+        ) from error
 
 
 def _check_exist(config: PipelineConfig, tables: Iterable[TableName]) -> None:
     with connect(config.source.address()) as connection:
-        known = {table.name for table in inspect_tables(connection)} | {rule.route.into for rule in config.tables if rule.route is not None}
+        known = {table.name for table in inspect_tables(connection)} | {
+            rule.route.into for rule in config.tables if rule.route is not None
+        }
     unknown = [name for name in tables if name not in known]
     if unknown:
         raise NoTablesError(
-            f"the source has no table {', '.join(map(str, unknown))}", hint="check schema and spelling; names are case-sensitive"
+            f"the source has no table {', '.join(map(str, unknown))}",
+            hint="check schema and spelling; names are case-sensitive",
         )
 
 
@@ -135,10 +165,15 @@ def order_replay(path: Path, names: list[str]) -> None:
     tables = [parse_table(name) for name in names] or list(found)
     strange = [name for name in tables if name not in found]
     if strange:
-        raise NoTablesError(f"{', '.join(map(str, strange))} has no open dead letters", hint="see `penstock dead-letters list`")
+        raise NoTablesError(
+            f"{', '.join(map(str, strange))} has no open dead letters",
+            hint="see `penstock dead-letters list`",
+        )
     change_overrides(config.state, lambda orders: orders.replay_dead_letters(tables))
     count = sum(found[name] for name in tables)
-    requested = f"replay requested: {count:,} dead letter{'' if count == 1 else 's'} of {', '.join(map(str, tables))}"
+    requested = (
+        f"replay requested: {count:,} dead letter{'' if count == 1 else 's'} of {', '.join(map(str, tables))}"
+    )
     typer.echo(requested if tables else "no open dead letters")
 
 
@@ -146,4 +181,6 @@ def _document(letter: dict[str, Any]) -> dict[str, Any]:
     """A dead letter as a JSON object. Key and row stay text, because JSON readers do not preserve all digits
     of numbers.
     """
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in letter.items()}
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value for name, value in letter.items()
+    }

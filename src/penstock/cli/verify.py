@@ -23,14 +23,18 @@ _LONGEST = 60
 _NULL = "[dim]null[/]"
 
 
-def run_verify(path: Path, tables: Sequence[str], *, as_json: bool, console: Console, progress: Console) -> int:
+def run_verify(
+    path: Path, tables: Sequence[str], *, as_json: bool, console: Console, progress: Console
+) -> int:
     """Compare, and print the report to `console`, progress to `progress`. Returns the exit code."""
     config = load_config(path)
     names = [_parsed(text) for text in tables]
     with connect(config.source.address()):  # fails on connection problems before Spark starts
         pass
     with progress.status("starting Spark …") as status:
-        report = verify_tables(start_session(config), config, names, lambda text: status.update(escape(f"{text} …")))
+        report = verify_tables(
+            start_session(config), config, names, lambda text: status.update(escape(f"{text} …"))
+        )
     if as_json:
         console.print_json(json.dumps(report.as_document()))
     else:
@@ -51,7 +55,11 @@ def print_report(report: VerifyReport, console: Console) -> None:
     for each in report.verdicts:
         if each.comparison is None:
             why = f": {each.reason}" if each.reason else ""
-            console.print(escape(f"  {each.table} is {each.state.value} and was not compared{why}"), highlight=False, soft_wrap=True)
+            console.print(
+                escape(f"  {each.table} is {each.state.value} and was not compared{why}"),
+                highlight=False,
+                soft_wrap=True,
+            )
             if each.remedy:
                 console.print(escape(f"    fix: {each.remedy}"), highlight=False, soft_wrap=True)
     places = sorted({each.position for each in report.verdicts if each.comparison is not None})
@@ -65,7 +73,13 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> No
     for heading in ("  table", "source", "target", "missing", "extra", "different", ""):
         table.add_column(heading, justify="left" if heading in ("  table", "") else "right", no_wrap=True)
     for each in comparisons:
-        figures = (f"{each.source_rows:,}", f"{each.target_rows:,}", f"{each.missing:,}", f"{each.extra:,}", f"{each.different:,}")
+        figures = (
+            f"{each.source_rows:,}",
+            f"{each.target_rows:,}",
+            f"{each.missing:,}",
+            f"{each.extra:,}",
+            f"{each.different:,}",
+        )
         table.add_row(escape(f"  {each.table}"), *figures, _verdict(each))
     console.print(table)
     for each in comparisons:
@@ -80,17 +94,28 @@ def _verdict(comparison: Comparison) -> str:
 
 def _print_examples(comparison: Comparison, console: Console) -> None:
     columns = ", ".join(f"{name} ({count:,})" for name, count in comparison.columns.items())
-    console.print(escape(f"\n{comparison.table}{': different columns: ' + columns if columns else ''}"), highlight=False)
+    console.print(
+        escape(f"\n{comparison.table}{': different columns: ' + columns if columns else ''}"), highlight=False
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for heading in ("  row", "key", "column", "source", "target"):
         table.add_column(heading, overflow="fold")
     for each in comparison.examples:
-        rows = [(change.column, _value(change.source), _value(change.target)) for change in each.columns] or [("", "", "")]
+        rows = [(change.column, _value(change.source), _value(change.target)) for change in each.columns] or [
+            ("", "", "")
+        ]
         for name, source, target in rows:
             table.add_row(f"  {each.kind}", _key(each), escape(name), source, target)
     console.print(table)
-    shown = {kind: sum(each.kind == kind for each in comparison.examples) for kind in ("missing", "extra", "different")}
-    more = [f"{count - shown[kind]:,} more {kind}" for kind, count in _counts(comparison).items() if count > shown[kind]]
+    shown = {
+        kind: sum(each.kind == kind for each in comparison.examples)
+        for kind in ("missing", "extra", "different")
+    }
+    more = [
+        f"{count - shown[kind]:,} more {kind}"
+        for kind, count in _counts(comparison).items()
+        if count > shown[kind]
+    ]
     if more:
         console.print(f"  and {', '.join(more)}", highlight=False)
 
@@ -113,4 +138,6 @@ def _parsed(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:
-        raise ConfigError(f"--table: {error}", hint="write schema.table, with double quotes where SQL needs them") from error
+        raise ConfigError(
+            f"--table: {error}", hint="write schema.table, with double quotes where SQL needs them"
+        ) from error

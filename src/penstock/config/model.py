@@ -1,6 +1,7 @@
 """The pipeline configuration: one YAML file, every option declared here once.
 
-Relative paths are relative to the file. Secrets are references, resolved when they are used and not when the file is read.
+Relative paths are relative to the file. Secrets are references, resolved when they are used and not when the
+file is read.
 """
 
 from __future__ import annotations
@@ -15,10 +16,32 @@ import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from penstock import storage
-from penstock.capture.settings import CAPTURE_OPTIONS, XMIN, CaptureLimits, CaptureMethod, CaptureSettings, Confirm, PollingRules
+from penstock.capture.settings import (
+    CAPTURE_OPTIONS,
+    XMIN,
+    CaptureLimits,
+    CaptureMethod,
+    CaptureSettings,
+    Confirm,
+    PollingRules,
+)
 from penstock.capture.trigger.feed import NAME_RULE, is_change_table_name
-from penstock.config.policies import ExistingPolicy, RefusedPolicy, Route, SchemaPolicy, SchemaRule, check_routes
-from penstock.config.secrets import EnvReference, FileReference, Model, TrustedRoles, checked_duration, parse_seconds
+from penstock.config.policies import (
+    ExistingPolicy,
+    RefusedPolicy,
+    Route,
+    SchemaPolicy,
+    SchemaRule,
+    check_routes,
+)
+from penstock.config.secrets import (
+    EnvReference,
+    FileReference,
+    Model,
+    TrustedRoles,
+    checked_duration,
+    parse_seconds,
+)
 from penstock.config.sink import MaintenanceConfig, SinkConfig
 from penstock.config.tables import TableRule, build_transform
 from penstock.errors import ConfigError
@@ -44,16 +67,21 @@ class PollingConfig(Model):
     interval: str = Field(default="1 second", description="Pause between two polls.")
     cursor: str = Field(
         default=XMIN,
-        description="Cursor column. Every insert and update must set it to a value not below the existing ones. `xmin` needs "
+        description="Cursor column. Every insert and update must set it to a value not below the existing "
+        "ones. `xmin` needs "
         "no such column, but each poll then reads the whole table.",
     )
     cursors: dict[str, str] = Field(
-        default_factory=dict, description="Cursor column of single tables, such as `{public.orders: updated_at}`."
+        default_factory=dict,
+        description="Cursor column of single tables, such as `{public.orders: updated_at}`.",
     )
-    deletes: bool = Field(default=True, description="Find deleted rows by comparing all keys of each table at every poll.")
+    deletes: bool = Field(
+        default=True, description="Find deleted rows by comparing all keys of each table at every poll."
+    )
     resume: Literal["state", "source"] = Field(
         default="state",
-        description="Where the resume position is stored: in the `state` directory, or in the table `penstock.polling` of the `source`.",
+        description="Where the resume position is stored: in the `state` directory, or in the table "
+        "`penstock.polling` of the `source`.",
     )
 
     _durations = field_validator("interval")(checked_duration)
@@ -81,7 +109,10 @@ _YAML_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class TlsConfig(Model):
-    """TLS of the connection, with the values of libpq. Without this section, the `ssl…` parameters of `dsn` apply."""
+    """TLS of the connection, with the values of libpq.
+
+    Without this section, the `ssl…` parameters of `dsn` apply.
+    """
 
     mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = Field(
         "verify-full", description="As libpq's `sslmode`."
@@ -96,7 +127,9 @@ class SourceConfig(Model):
 
     dsn: str = Field(description=CAPTURE_OPTIONS["dsn"].description)
     password: EnvReference | FileReference | None = Field(
-        None, description="`{env: NAME}` or `{file: PATH}`. The file is read for every connection, so it can be rotated."
+        None,
+        description="`{env: NAME}` or `{file: PATH}`. The file is read for every connection, so it can be "
+        "rotated.",
     )
     slot: str | None = Field(
         None,
@@ -104,12 +137,16 @@ class SourceConfig(Model):
         "Default: `penstock_<pipeline>`.",
     )
     publication: str | None = Field(
-        None, description="Name of the publication. Default: `penstock_<pipeline>`.", min_length=1, max_length=63
+        None,
+        description="Name of the publication. Default: `penstock_<pipeline>`.",
+        min_length=1,
+        max_length=63,
     )
     failover: bool = _capture_option("failover")
     capture: Literal["wal", "polling", "trigger"] = Field(
         "wal",
-        description="Capture method: `wal` (logical replication), `polling` (periodic queries) or `trigger` (change table "
+        description="Capture method: `wal` (logical replication), `polling` (periodic queries) or "
+        "`trigger` (change table "
         "filled by triggers).",
     )
     polling: PollingConfig | None = Field(None, description="Options of `capture: polling`.")
@@ -118,15 +155,19 @@ class SourceConfig(Model):
         description=CAPTURE_OPTIONS["process"].description,
     )
     spool: Path | None = Field(
-        None, description="Spool directory. Default: in the state directory. Pipelines that share a slot use the same spool."
+        None,
+        description="Spool directory. Default: in the state directory. Pipelines that share a slot use the "
+        "same spool.",
     )
     event_trigger: bool = Field(
         False,
-        description="Install an event trigger that records DDL on columns, so that fewer schema changes require a resync.",
+        description="Install an event trigger that records DDL on columns, so that fewer schema changes "
+        "require a resync.",
     )
     old_rows: bool = Field(
         False,
-        description="In `append` mode, also write the row as it was before each update and delete. The tables need REPLICA "
+        description="In `append` mode, also write the row as it was before each update and delete. The "
+        "tables need REPLICA "
         "IDENTITY FULL, on every partition too.",
     )
     trusted_roles: TrustedRoles = ()
@@ -142,15 +183,24 @@ class SourceConfig(Model):
     @model_validator(mode="after")
     def _is_polled(self) -> SourceConfig:
         if self.polling is not None and self.capture != "polling":
-            raise ValueError("polling: has no effect because capture: is not polling; set capture: polling or remove it")
+            raise ValueError(
+                "polling: has no effect because capture: is not polling; set capture: polling or remove it"
+            )
         if self.capture == "polling" and self.process == "separate":
             raise ValueError("capture: polling always runs inside penstock run: remove process: separate")
-        of_slots = sorted({"slot", "publication", "failover", "event_trigger", "old_rows"} & self.model_fields_set)
+        of_slots = sorted(
+            {"slot", "publication", "failover", "event_trigger", "old_rows"} & self.model_fields_set
+        )
         if self.capture == "polling" and of_slots:
-            raise ValueError(f"{of_slots[0]} has no effect with capture: polling, which uses no slot and no publication: remove it")
+            raise ValueError(
+                f"{of_slots[0]} has no effect with capture: polling, which uses no slot and no "
+                "publication: remove it"
+            )
         of_logs = [each for each in of_slots if each != "slot"]
         if self.capture == "trigger" and of_logs:
-            raise ValueError(f"{of_logs[0]} has no effect with capture: trigger, which does not read the WAL: remove it")
+            raise ValueError(
+                f"{of_logs[0]} has no effect with capture: trigger, which does not read the WAL: remove it"
+            )
         if self.capture == "trigger" and self.slot is not None and not is_change_table_name(self.slot):
             raise ValueError(f"with capture: trigger, slot is the schema of the change table: {NAME_RULE}")
         return self
@@ -166,39 +216,59 @@ class SourceConfig(Model):
     @classmethod
     def _slot_name(cls, value: str | None) -> str | None:
         if value is not None and not is_slot_name(value):
-            raise ValueError("a slot name consists of lower-case letters, digits and underscores, at most 63 of them")
+            raise ValueError(
+                "a slot name consists of lower-case letters, digits and underscores, at most 63 of them"
+            )
         return value
 
     def address(self) -> SourceAddress:
-        address = SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(self.trusted_roles)
+        address = SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(
+            self.trusted_roles
+        )
         if self.tls is None:
             return address
-        pairs = {"sslmode": self.tls.mode, "sslrootcert": self.tls.root_cert, "sslcert": self.tls.cert, "sslkey": self.tls.key}
-        return address.with_parameters({name: str(value) for name, value in pairs.items() if value is not None})
+        pairs = {
+            "sslmode": self.tls.mode,
+            "sslrootcert": self.tls.root_cert,
+            "sslcert": self.tls.cert,
+            "sslkey": self.tls.key,
+        }
+        return address.with_parameters(
+            {name: str(value) for name, value in pairs.items() if value is not None}
+        )
 
 
 class SparkConfig(Model):
     """The Spark application."""
 
-    master: str | None = Field(default=None, description="Spark master URL. Default: the one given to spark-submit, else `local[*]`.")
+    master: str | None = Field(
+        default=None, description="Spark master URL. Default: the one given to spark-submit, else `local[*]`."
+    )
     packages: tuple[str, ...] = Field(
         default=(),
-        description="Maven coordinates of the sink's packages. Default: those that match the running Spark. Under "
+        description="Maven coordinates of the sink's packages. Default: those that match the running "
+        "Spark. Under "
         "spark-submit, use its `--packages` instead.",
     )
     conf: dict[str, str | EnvReference | FileReference] = Field(
         default_factory=dict,
-        description="Spark settings; they override those of Penstock. Give a secret by reference, `{env: NAME}` or "
+        description="Spark settings; they override those of Penstock. Give a secret by reference, `{env: "
+        "NAME}` or "
         "`{file: PATH}`: then it does not appear in the arguments of the JVM or in the Spark UI.",
     )
 
     def settings(self) -> dict[str, str | Secret]:
         """Spark settings with the secrets resolved."""
-        return {name: value if isinstance(value, str) else value.resolve() for name, value in self.conf.items()}
+        return {
+            name: value if isinstance(value, str) else value.resolve() for name, value in self.conf.items()
+        }
 
     def resolved(self, base: Path) -> SparkConfig:
         """Paths in the file are relative to the file."""
-        conf = {name: FileReference(file=base / each.file) if isinstance(each, FileReference) else each for name, each in self.conf.items()}
+        conf = {
+            name: FileReference(file=base / each.file) if isinstance(each, FileReference) else each
+            for name, each in self.conf.items()
+        }
         return self.model_copy(update={"conf": conf})
 
 
@@ -208,7 +278,8 @@ class TypesConfig(Model):
     numeric: str = _capture_option("numeric")
     on_unrepresentable: Literal["null", "error"] = Field(
         default="null",
-        description="For a value out of the range of its type: `null` writes NULL, and the exact text to `_exact`; `error` "
+        description="For a value out of the range of its type: `null` writes NULL, and the exact text to "
+        "`_exact`; `error` "
         "rejects the row (see `refused`).",
     )
 
@@ -230,19 +301,32 @@ class TypesConfig(Model):
 class PipelineConfig(Model):
     """Configuration of one pipeline."""
 
-    pipeline: str = Field(description="Name of the pipeline: lower-case letters, digits and underscores, at most 40, a letter first.")
+    pipeline: str = Field(
+        description="Name of the pipeline: lower-case letters, digits and underscores, at most 40, a "
+        "letter first."
+    )
     source: SourceConfig = Field(description="The source database.")
-    tables: Annotated[tuple[TableRule, ...], Field(min_length=1, description="The tables to replicate, and their options.")]
+    tables: Annotated[
+        tuple[TableRule, ...], Field(min_length=1, description="The tables to replicate, and their options.")
+    ]
     sink: SinkConfig = Field(description="The target.")
     mode: Mode | None = Field(
         None,
-        description="Content of the target tables. `mirror` (default): the source's rows. `soft_delete`: deleted rows stay, "
-        "flagged. `history`: every version of every row. `append`: every change. The Parquet sink supports only `append`.",
+        description="Content of the target tables. `mirror` (default): the source's rows. `soft_delete`: "
+        "deleted rows stay, "
+        "flagged. `history`: every version of every row. `append`: every change. The Parquet sink supports "
+        "only `append`.",
     )
-    state: Path = Field(Path("state"), description="State directory, with spool and checkpoint, on a volume that all executors can access.")
+    state: Path = Field(
+        Path("state"),
+        description="State directory, with spool and checkpoint, on a volume that all executors can access.",
+    )
     trigger: str = Field("1 second", description="Minimum time between the starts of two epochs.")
     max_rows_per_epoch: int = Field(
-        1_000_000, gt=0, description="Maximum number of changes in one epoch. An epoch has whole segments of the spool, at least one."
+        1_000_000,
+        gt=0,
+        description="Maximum number of changes in one epoch. An epoch has whole segments of the spool, at "
+        "least one.",
     )
     max_spool_bytes: int = _capture_option("spoolBytes", gt=0)
     confirm: Confirm = _capture_option("confirm")
@@ -250,30 +334,42 @@ class PipelineConfig(Model):
     snapshot_chunk_bytes: int = Field(
         128 << 20,
         ge=8192,
-        description="Maximum heap bytes of one snapshot chunk, which one task reads and writes to one file. Small tables get "
+        description="Maximum heap bytes of one snapshot chunk, which one task reads and writes to one "
+        "file. Small tables get "
         "smaller chunks.",
     )
     max_snapshot_hold: str = Field(
-        "1 hour", description="Maximum time to hold one exported snapshot open. A longer copy continues with a new one."
+        "1 hour",
+        description="Maximum time to hold one exported snapshot open. A longer copy continues with a new "
+        "one.",
     )
     schema_changes: SchemaPolicy = Field(
         SchemaPolicy.EVOLVE,
-        description="On a schema change of a table: `evolve` changes the target, and resyncs a mirror where that is not "
-        "possible. `additive` adds and widens columns; any other change fails the table. `ignore` keeps the target's columns: "
+        description="On a schema change of a table: `evolve` changes the target, and resyncs a mirror "
+        "where that is not "
+        "possible. `additive` adds and widens columns; any other change fails the table. `ignore` keeps "
+        "the target's columns: "
         "new columns are left out, dropped ones become NULL. `stop` fails the table.",
     )
-    hash_key: EnvReference | FileReference | None = Field(None, description="HMAC key for `columns.hash`: `{env: NAME}` or `{file: PATH}`.")
+    hash_key: EnvReference | FileReference | None = Field(
+        None, description="HMAC key for `columns.hash`: `{env: NAME}` or `{file: PATH}`."
+    )
     existing: ExistingPolicy = Field(
         ExistingPolicy.REFUSE,
-        description="When the target already contains a table that this pipeline did not create: `refuse` fails the table. "
-        "`adopt` takes it over, and replaces its rows when a snapshot is complete. `replace` deletes it with all its data.",
+        description="When the target already contains a table that this pipeline did not create: `refuse` "
+        "fails the table. "
+        "`adopt` takes it over, and replaces its rows when a snapshot is complete. `replace` deletes it "
+        "with all its data.",
     )
     refused: RefusedPolicy = Field(
         RefusedPolicy.STOP,
-        description="When a row is rejected: `stop` fails its table. `dead_letters` writes the row to the dead-letter queue, "
+        description="When a row is rejected: `stop` fails its table. `dead_letters` writes the row to the "
+        "dead-letter queue, "
         "and the table continues.",
     )
-    maintenance: MaintenanceConfig = Field(MaintenanceConfig(), description="Compaction and retention of the target tables.")
+    maintenance: MaintenanceConfig = Field(
+        MaintenanceConfig(), description="Compaction and retention of the target tables."
+    )
     types: TypesConfig = Field(TypesConfig(), description="Type mapping.")
     spark: SparkConfig = Field(SparkConfig(), description="Settings of the Spark application.")
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -281,32 +377,49 @@ class PipelineConfig(Model):
     @model_validator(mode="after")
     def _has_types(self) -> PipelineConfig:
         if self.sink.postgres is not None and "numeric" in self.types.model_fields_set:
-            raise ValueError("types.numeric has no effect with sink.postgres, whose columns are numeric too: remove it")
+            raise ValueError(
+                "types.numeric has no effect with sink.postgres, whose columns are numeric too: remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_log(self) -> PipelineConfig:
         if self.max_retained_wal is not None and not self.capture_method.uses_publication:
-            raise ValueError(f"max_retained_wal has no effect with capture: {self.source.capture}, which retains no WAL: remove it")
+            raise ValueError(
+                f"max_retained_wal has no effect with capture: {self.source.capture}, which retains no "
+                "WAL: remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _keeps_long(self) -> PipelineConfig:
         if self.sink.delta is not None and self.maintenance.delta_keep_seconds < 3600:
-            raise ValueError("maintenance.keep must be at least 1 hour for sink.delta, so that files in use are not removed")
+            raise ValueError(
+                "maintenance.keep must be at least 1 hour for sink.delta, so that files in use are not "
+                "removed"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_modes(self) -> PipelineConfig:
-        other = [mode for mode in (self.mode, *(rule.mode for rule in self.tables)) if mode not in (None, *self.sink.modes)]
+        other = [
+            mode
+            for mode in (self.mode, *(rule.mode for rule in self.tables))
+            if mode not in (None, *self.sink.modes)
+        ]
         if other:
             raise ValueError(f"this sink supports mode {' or '.join(self.sink.modes)}, not {other[0]}")
         return self
 
     @model_validator(mode="after")
     def _has_hash_key(self) -> PipelineConfig:
-        if self.hash_key is None and any(rule.columns is not None and rule.columns.hash for rule in self.tables):
-            raise ValueError("columns.hash needs hash_key: add hash_key: {env: NAME}, with a long random text in that variable")
+        if self.hash_key is None and any(
+            rule.columns is not None and rule.columns.hash for rule in self.tables
+        ):
+            raise ValueError(
+                "columns.hash needs hash_key: add hash_key: {env: NAME}, with a long random text in that "
+                "variable"
+            )
         return self
 
     @model_validator(mode="after")
@@ -318,7 +431,10 @@ class PipelineConfig(Model):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not _PIPELINE.fullmatch(value):
-            raise ValueError("a pipeline name consists of lower-case letters, digits and underscores, at most 40, a letter first")
+            raise ValueError(
+                "a pipeline name consists of lower-case letters, digits and underscores, at most 40, a "
+                "letter first"
+            )
         return value
 
     _durations = field_validator("trigger", "max_snapshot_hold")(checked_duration)
@@ -372,7 +488,9 @@ class PipelineConfig(Model):
     @property
     def type_policy(self) -> TypePolicy:
         """Mapping of types. With a Postgres sink, values keep their Postgres text form."""
-        return replace(self.types.policy, form="text") if self.sink.postgres is not None else self.types.policy
+        return (
+            replace(self.types.policy, form="text") if self.sink.postgres is not None else self.types.policy
+        )
 
     @property
     def spool(self) -> Path:
@@ -399,22 +517,35 @@ class PipelineConfig(Model):
     def selects(self, name: TableName) -> bool:
         """Whether this source table is selected, for its own target or as a member of a routed one."""
         route = self.route_of(name)
-        return name not in self._removed and not (route and route.into in self._removed) and any(rule.selects(name) for rule in self.tables)
+        return (
+            name not in self._removed
+            and not (route and route.into in self._removed)
+            and any(rule.selects(name) for rule in self.tables)
+        )
 
     def route_of(self, name: TableName) -> Route | None:
         """The route of this source table; None if its target has its own name."""
         if not self.is_routing:
             return None
-        return next((rule.route for rule in reversed(self.tables) if rule.into is not None and rule.selects(name)), None)
+        return next(
+            (rule.route for rule in reversed(self.tables) if rule.into is not None and rule.selects(name)),
+            None,
+        )
 
     @property
     def is_routing(self) -> bool:
         return any(rule.into is not None for rule in self.tables)
 
     def has(self, name: TableName) -> bool:
-        """Whether the pipeline has a table of this name: a source table, or a target that others are routed into."""
-        is_target = any(route is not None and route.into == name for route in (rule.route for rule in self.tables))
-        return (is_target and name not in self._removed) or (self.selects(name) and self.route_of(name) is None)
+        """Whether the pipeline has a table of this name: a source table, or a target that others are routed
+        into.
+        """
+        is_target = any(
+            route is not None and route.into == name for route in (rule.route for rule in self.tables)
+        )
+        return (is_target and name not in self._removed) or (
+            self.selects(name) and self.route_of(name) is None
+        )
 
     def rules_of(self, name: TableName) -> list[TableRule]:
         """The rules that match a table of the pipeline. Of several that set a key, the last wins."""
@@ -435,13 +566,21 @@ class PipelineConfig(Model):
         return [name for name in names if self.source_mode(name).is_log]
 
     def schema_rule(self, name: TableName) -> SchemaRule:
-        said = (rule.schema_changes for rule in reversed(self.rules_of(name)) if rule.schema_changes is not None)
-        return SchemaRule(next(said, self.schema_changes), self.mode_of(name).can_resync, self.transform_of(name))
+        said = (
+            rule.schema_changes for rule in reversed(self.rules_of(name)) if rule.schema_changes is not None
+        )
+        return SchemaRule(
+            next(said, self.schema_changes), self.mode_of(name).can_resync, self.transform_of(name)
+        )
 
     def transform_of(self, name: TableName) -> Transform | None:
         """The transform of the table's rows; None if it has none."""
         rule = next((rule for rule in reversed(self.rules_of(name)) if rule.transforms), None)
-        return None if rule is None else build_transform(rule, self.hash_key, needs_key=not self.mode_of(name).is_log)
+        return (
+            None
+            if rule is None
+            else build_transform(rule, self.hash_key, needs_key=not self.mode_of(name).is_log)
+        )
 
     def existing_policy(self, name: TableName) -> ExistingPolicy:
         said = (rule.existing for rule in reversed(self.rules_of(name)) if rule.existing is not None)
@@ -453,14 +592,23 @@ class PipelineConfig(Model):
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """The configuration with some tables added and others removed."""
-        rules = [TableRule.model_validate({"table": str(name)}) for name in added if not self.has(name) and not self.selects(name)]
+        rules = [
+            TableRule.model_validate({"table": str(name)})
+            for name in added
+            if not self.has(name) and not self.selects(name)
+        ]
         changed = self.model_copy(update={"tables": (*self.tables, *rules)})
         changed._removed = frozenset(removed)  # noqa: SLF001 of this very class
         return changed
 
-    def capture_settings(self, *, quiet_seconds: float | None = None, tables: Iterable[TableName] = ()) -> CaptureSettings:
-        """Settings of the capture. Without `tables` it creates neither publication nor slot: the pipeline does that itself, and a lost
-        slot must not be recreated silently."""
+    def capture_settings(
+        self, *, quiet_seconds: float | None = None, tables: Iterable[TableName] = ()
+    ) -> CaptureSettings:
+        """Settings of the capture.
+
+        Without `tables` it creates neither publication nor slot: the pipeline does that itself, and a lost
+        slot must not be recreated silently.
+        """
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
             limits = replace(limits, quiet_seconds=quiet_seconds)
@@ -488,16 +636,27 @@ def load_config(path: Path) -> PipelineConfig:
     try:
         document = yaml.safe_load(storage.read_text(path))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="give the path of the pipeline's YAML file") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}", hint="give the path of the pipeline's YAML file"
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: byte {error.start + 1} is invalid", hint="save the file as UTF-8") from error
+        raise ConfigError(
+            f"{path} is not UTF-8: byte {error.start + 1} is invalid", hint="save the file as UTF-8"
+        ) from error
     except (yaml.YAMLError, ValueError) as error:  # an invalid date is a plain ValueError
-        raise ConfigError(f"{path} is not valid YAML: {_yaml_problem(error)}", hint="check the quotes and the indentation there") from error
+        raise ConfigError(
+            f"{path} is not valid YAML: {_yaml_problem(error)}",
+            hint="check the quotes and the indentation there",
+        ) from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
-        problems = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors(include_input=False))
-        raise ConfigError(f"{path} is not a valid pipeline configuration: {problems}", hint="correct the keys named above") from error
+        problems = "; ".join(
+            f"{_place(each['loc'])}: {each['msg']}" for each in error.errors(include_input=False)
+        )
+        raise ConfigError(
+            f"{path} is not a valid pipeline configuration: {problems}", hint="correct the keys named above"
+        ) from error
     return _resolved(config, path.absolute().parent)
 
 
@@ -514,7 +673,10 @@ def _place(location: tuple[str | int, ...]) -> str:
     """The path of a key. Text that does not look like a key is hidden, since it may be a password."""
     if "password" in location:
         location = location[: location.index("password") + 1]
-    return ".".join(str(part) if isinstance(part, int) or _KEY.fullmatch(part) else "…" for part in location) or "file"
+    return (
+        ".".join(str(part) if isinstance(part, int) or _KEY.fullmatch(part) else "…" for part in location)
+        or "file"
+    )
 
 
 def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
@@ -525,7 +687,11 @@ def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
     if source.spool is not None:
         source = source.model_copy(update={"spool": base / source.spool})
     if source.tls is not None:
-        paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
+        paths = {
+            name: base / value
+            for name in ("root_cert", "cert", "key")
+            if (value := getattr(source.tls, name)) is not None
+        }
         source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})
     found: dict[str, object] = {
         "source": source,

@@ -1,4 +1,6 @@
-"""Policies of a pipeline or of a table rule: schema changes, rejected rows, existing target tables, routes."""
+"""Policies of a pipeline or of a table rule: schema changes, rejected rows, existing target tables,
+routes.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ class ExistingPolicy(StrEnum):
     REFUSE = "refuse"
     """The table fails; the existing one is not changed."""
     ADOPT = "adopt"
-    """The pipeline takes the table over. It keeps its rows until a snapshot is complete, whose rows then replace them."""
+    """The pipeline takes the table over.
+
+    It keeps its rows until a snapshot is complete, whose rows then replace them.
+    """
     REPLACE = "replace"
     """The table is deleted with all its data, and the pipeline creates its own."""
 
     @property
     def consequence(self) -> str:
-        return "its rows are replaced when a snapshot is complete" if self is ExistingPolicy.ADOPT else "it is deleted with all its data"
+        return (
+            "its rows are replaced when a snapshot is complete"
+            if self is ExistingPolicy.ADOPT
+            else "it is deleted with all its data"
+        )
 
 
 class RefusedPolicy(StrEnum):
@@ -50,7 +59,9 @@ def check_routes(routes: Iterable[Route | None]) -> None:
     for route in routes:
         if route is not None and columns.setdefault(route.into, route.source_column) != route.source_column:
             both = f"{columns[route.into]!r} and {route.source_column!r}"
-            raise ValueError(f"rules that route into {route.into} have different values of source_column: {both}")
+            raise ValueError(
+                f"rules that route into {route.into} have different values of source_column: {both}"
+            )
 
 
 class SchemaPolicy(StrEnum):
@@ -98,15 +109,25 @@ def plan_following(
     `ends` and `reported` are passed to `plan_evolution`.
     """
     stopped = SchemaChangedError(
-        f"the columns or the key of table {target.table} changed in a way that schema_changes: {policy} does not allow",
-        hint="run penstock tables resync to copy the table with its current columns, or set schema_changes: evolve",
+        f"the columns or the key of table {target.table} changed in a way that schema_changes: {policy} "
+        "does not allow",
+        hint="run penstock tables resync to copy the table with its current columns, or set "
+        "schema_changes: evolve",
     )
     if policy is SchemaPolicy.STOP:
         raise stopped
     try:
         is_fixed, is_log = policy is SchemaPolicy.IGNORE, target.mode.is_log
         found = plan_evolution(
-            target.schema, target.key, origin, versions, now, is_fixed=is_fixed, is_log=is_log, ends=ends, hints=reported
+            target.schema,
+            target.key,
+            origin,
+            versions,
+            now,
+            is_fixed=is_fixed,
+            is_log=is_log,
+            ends=ends,
+            hints=reported,
         )
     except ResyncRequired as reason:
         if policy is SchemaPolicy.EVOLVE:

@@ -1,4 +1,6 @@
-"""Building blocks of the configuration: the strict base model, `{env: …}` and `{file: …}` secrets, durations."""
+"""Building blocks of the configuration: the strict base model, `{env: …}` and `{file: …}` secrets,
+durations.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Model(BaseModel):
 TrustedRoles = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[^,]+$")], ...],
     Field(
-        description="Roles whose existing schemas, tables, functions and publications Penstock may use, in addition to its "
+        description="Roles whose existing schemas, tables, functions and publications Penstock may use, in "
+        "addition to its "
         "own role and those that can act as it, such as superusers."
     ),
 ]

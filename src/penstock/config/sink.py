@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.config.secrets import EnvReference, FileReference, Model, TrustedRoles, checked_duration, parse_seconds
+from penstock.config.secrets import (
+    EnvReference,
+    FileReference,
+    Model,
+    TrustedRoles,
+    checked_duration,
+    parse_seconds,
+)
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import MaintenanceSettings
 from penstock.sinks.modes import Mode
@@ -20,41 +27,53 @@ _ICEBERG_VERSIONS = 1_000
 
 
 class MaintenanceConfig(Model):
-    """Compaction and retention of Delta and Iceberg tables, in a thread next to the epochs. Postgres targets rely on autovacuum;
-    Parquet logs are not compacted."""
+    """Compaction and retention of Delta and Iceberg tables, in a thread next to the epochs.
+
+    Postgres targets rely on autovacuum; Parquet logs are not compacted.
+    """
 
     compact_after: int = Field(
         default=64,
         ge=0,
-        description="Compact a table when it has this number of small files (Iceberg: or of equality-delete files). Files "
+        description="Compact a table when it has this number of small files (Iceberg: or of "
+        "equality-delete files). Files "
         "that lost most of their rows are rewritten too. 0: never compact.",
     )
     checkpoint_after: int = Field(
-        default=50, ge=0, description="Number of commits to a Delta table after which a checkpoint of its log is written. 0: never."
+        default=50,
+        ge=0,
+        description="Number of commits to a Delta table after which a checkpoint of its log is written. 0: "
+        "never.",
     )
     vacuum: bool = Field(
         default=True,
-        description="Remove data that no retained version needs: old commits and files of Delta tables, snapshots of Iceberg "
-        "tables, files of unfinished epochs, epoch records, and dead letters that were superseded or replayed. With `no`, disks "
+        description="Remove data that no retained version needs: old commits and files of Delta tables, "
+        "snapshots of Iceberg "
+        "tables, files of unfinished epochs, epoch records, and dead letters that were superseded or "
+        "replayed. With `no`, disks "
         "fill up unless you remove these yourself.",
     )
     keep: str | None = Field(
         default=None,
-        description="Retention of table versions, for time travel. At least 1 hour for Delta. Default: 7 days for Delta, "
+        description="Retention of table versions, for time travel. At least 1 hour for Delta. Default: 7 "
+        "days for Delta, "
         "1 hour for Iceberg.",
     )
     versions: int | None = Field(
         default=None,
         ge=1,
-        description="Maximum number of versions to retain within `keep`. Versions of the last hour (Delta) or the last ten "
+        description="Maximum number of versions to retain within `keep`. Versions of the last hour (Delta) "
+        "or the last ten "
         f"minutes (Iceberg, unless `keep` is shorter) are always retained. Default: "
         f"{_DELTA_VERSIONS} for Delta, {_ICEBERG_VERSIONS} for Iceberg.",
     )
     keep_letters: str = Field(
-        default="30 days", description="Retention of dead letters that were superseded or replayed. Open ones are kept."
+        default="30 days",
+        description="Retention of dead letters that were superseded or replayed. Open ones are kept.",
     )
     time_limit: str = Field(
-        default="10 minutes", description="Time limit of one action on one table. A longer one is cancelled and retried later."
+        default="10 minutes",
+        description="Time limit of one action on one table. A longer one is cancelled and retried later.",
     )
 
     _durations = field_validator("time_limit", "keep_letters")(checked_duration)
@@ -83,7 +102,9 @@ class MaintenanceConfig(Model):
     @property
     def delta(self) -> MaintenanceSettings:
         keep = max(self.delta_keep_seconds, _DELTA_HOLD_SECONDS) if self.vacuum else None
-        return MaintenanceSettings(self.compact_after, self.checkpoint_after, keep, self.versions or _DELTA_VERSIONS)
+        return MaintenanceSettings(
+            self.compact_after, self.checkpoint_after, keep, self.versions or _DELTA_VERSIONS
+        )
 
     @property
     def iceberg_versions(self) -> int:
@@ -104,25 +125,37 @@ class DeltaConfig(Model):
 
 
 class PostgresConfig(Model):
-    """Tables in another Postgres database, with the types of the source. Types that are not built in become `text`."""
+    """Tables in another Postgres database, with the types of the source.
+
+    Types that are not built in become `text`.
+    """
 
     dsn: str = Field(description="Connection string: libpq URI or key=value, without the password.")
     password: EnvReference | FileReference | None = Field(
-        None, description="`{env: NAME}` or `{file: PATH}`. The file is read for every connection, so it can be rotated."
+        None,
+        description="`{env: NAME}` or `{file: PATH}`. The file is read for every connection, so it can be "
+        "rotated.",
     )
-    schema_prefix: str = Field("", description="Prefix of the target schema, before the name of the source schema.")
-    schemas: dict[str, str] = Field(default_factory=dict, description="Target schema for single source schemas, such as `{public: shop}`.")
+    schema_prefix: str = Field(
+        "", description="Prefix of the target schema, before the name of the source schema."
+    )
+    schemas: dict[str, str] = Field(
+        default_factory=dict, description="Target schema for single source schemas, such as `{public: shop}`."
+    )
     trusted_roles: TrustedRoles = ()
     state: Path = Field(
         Path("target"),
-        description="Directory for epoch records, unfinished snapshots and dead letters, on a volume that all executors can access.",
+        description="Directory for epoch records, unfinished snapshots and dead letters, on a volume that "
+        "all executors can access.",
     )
 
     @field_validator("schemas")
     @classmethod
     def _is_ours(cls, value: dict[str, str]) -> dict[str, str]:
         if "penstock" in value.values():
-            raise ValueError("the schema penstock is reserved for the positions of the pipeline; choose another")
+            raise ValueError(
+                "the schema penstock is reserved for the positions of the pipeline; choose another"
+            )
         return value
 
     @property
@@ -130,7 +163,9 @@ class PostgresConfig(Model):
         return self.state
 
     def address(self) -> SourceAddress:
-        return SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(self.trusted_roles)
+        return SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(
+            self.trusted_roles
+        )
 
     def resolved(self, base: Path) -> PostgresConfig:
         update: dict[str, object] = {"state": base / self.state}
@@ -155,13 +190,19 @@ class ParquetConfig(Model):
 class IcebergConfig(Model):
     """Iceberg tables in a Spark catalog, each as `<catalog>.<namespace>.<schema>.<table>`. Needs Spark 4.1.
 
-    Configure the catalog in `spark.conf`, under `spark.sql.catalog.<catalog>`. Without that, it is a Hadoop catalog in `warehouse`.
+    Configure the catalog in `spark.conf`, under `spark.sql.catalog.<catalog>`. Without that, it is a Hadoop
+    catalog in `warehouse`.
     """
 
-    catalog: str = Field("lake", pattern=r"^[A-Za-z][A-Za-z0-9_]*$", description="Name of the catalog in Spark.")
-    namespace: tuple[str, ...] = Field((), description="Namespace levels above the one of the source schema; `a.b` has two.")
+    catalog: str = Field(
+        "lake", pattern=r"^[A-Za-z][A-Za-z0-9_]*$", description="Name of the catalog in Spark."
+    )
+    namespace: tuple[str, ...] = Field(
+        (), description="Namespace levels above the one of the source schema; `a.b` has two."
+    )
     warehouse: Path = Field(
-        description="Root directory of a Hadoop catalog; with any catalog, the directory of epoch records and dead letters."
+        description="Root directory of a Hadoop catalog; with any catalog, the directory of epoch records "
+        "and dead letters."
     )
     format_version: Literal[2, 3] = Field(2, description="Format version of new tables.")
 

@@ -29,12 +29,19 @@ class ColumnsConfig(Model):
     """Column transforms. Column names are those of the source, and case-sensitive."""
 
     drop: tuple[str, ...] = Field((), description="Columns to leave out.")
-    rename: dict[str, str] = Field(default_factory=dict, description="New names of columns, by their source names.")
-    hash: tuple[str, ...] = Field((), description="Columns to replace by their HMAC-SHA-256 with `hash_key`, as hexadecimal text.")
-    mask: dict[str, MaskConfig] = Field(default_factory=dict, description="Text columns to mask, except for their ends.")
+    rename: dict[str, str] = Field(
+        default_factory=dict, description="New names of columns, by their source names."
+    )
+    hash: tuple[str, ...] = Field(
+        (), description="Columns to replace by their HMAC-SHA-256 with `hash_key`, as hexadecimal text."
+    )
+    mask: dict[str, MaskConfig] = Field(
+        default_factory=dict, description="Text columns to mask, except for their ends."
+    )
     cast: dict[str, str] = Field(
         default_factory=dict,
-        description="New types of columns: `string`, `boolean`, `smallint`, `int`, `bigint`, `double`, `date`, `timestamp`, "
+        description="New types of columns: `string`, `boolean`, `smallint`, `int`, `bigint`, `double`, "
+        "`date`, `timestamp`, "
         "`timestamp_ntz` or `decimal(p,s)`. A row with a value that cannot be cast is rejected.",
     )
 
@@ -58,32 +65,50 @@ class ColumnsConfig(Model):
     def build(self, where: str | None, key: Secret | None, *, needs_key: bool) -> Transform:
         masks = {name: Mask(each.first, each.last) for name, each in self.mask.items()}
         hash_key = key if self.hash else None
-        return Transform(self.drop, dict(self.rename), self.hash, masks, dict(self.cast), where, key=hash_key, needs_key=needs_key)
+        return Transform(
+            self.drop,
+            dict(self.rename),
+            self.hash,
+            masks,
+            dict(self.cast),
+            where,
+            key=hash_key,
+            needs_key=needs_key,
+        )
 
 
 class TableRule(Model):
-    """Selects one table by name, or all that match a pattern. If several rules match a table, the last one that sets a key wins. A
-    plain string is `table`, or `match` if it contains `*`, `?` or `[`."""
+    """Selects one table by name, or all that match a pattern.
+
+    If several rules match a table, the last one that sets a key wins. A plain string is `table`, or `match`
+    if it contains `*`, `?` or `[`.
+    """
 
     table: str | None = Field(
         None,
         description="Name of one table, `schema.table`, with double quotes where SQL needs them.",
     )
-    match: str | None = Field(None, description="Case-sensitive pattern over `schema.table`, with `*`, `?` and `[…]`.")
+    match: str | None = Field(
+        None, description="Case-sensitive pattern over `schema.table`, with `*`, `?` and `[…]`."
+    )
     exclude: tuple[str, ...] = Field((), description="Patterns of tables that `match` does not select.")
     mode: Mode | None = Field(None, description="`mode` of these tables.")
     schema_changes: SchemaPolicy | None = Field(None, description="`schema_changes` of these tables.")
     columns: ColumnsConfig | None = Field(
         None,
-        description="Columns to drop, rename, hash, mask or cast. Of several rules with `columns`, `where` or `sql`, the last "
+        description="Columns to drop, rename, hash, mask or cast. Of several rules with `columns`, `where` "
+        "or `sql`, the last "
         "one defines the whole transform.",
     )
     where: str | None = Field(
-        None, description="Row filter: a Spark SQL condition on the source's columns. The target has the rows for which it is true."
+        None,
+        description="Row filter: a Spark SQL condition on the source's columns. The target has the rows "
+        "for which it is true.",
     )
     sql: str | None = Field(
         None,
-        description="Spark SQL query, `SELECT … FROM source [WHERE …]`, that is applied to each row separately. It replaces "
+        description="Spark SQL query, `SELECT … "
+        "FROM source [WHERE …]`, that is applied to each row separately. It replaces "
         "`columns` and `where`.",
     )
     into: str | None = Field(
@@ -93,7 +118,8 @@ class TableRule(Model):
     source_column: str | None = Field(
         None,
         min_length=1,
-        description=f"With `into`: the column with the name of the row's source table. Default: `{SOURCE_COLUMN}`.",
+        description="With `into`: the column with the name of the row's source table. Default: "
+        f"`{SOURCE_COLUMN}`.",
     )
     existing: ExistingPolicy | None = Field(None, description="`existing` of these tables.")
     refused: RefusedPolicy | None = Field(None, description="`refused` of these tables.")
@@ -133,10 +159,14 @@ class TableRule(Model):
     def selects(self, name: TableName) -> bool:
         if self.table is not None:
             return _parsed(self.table) == name
-        return _matches(name, self.match or "") and not any(_matches(name, pattern) for pattern in self.exclude)
+        return _matches(name, self.match or "") and not any(
+            _matches(name, pattern) for pattern in self.exclude
+        )
 
 
-def build_transform(rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool) -> Transform:
+def build_transform(
+    rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool
+) -> Transform:
     """Build the transform of a rule. Resolves `hash_key` if columns are hashed."""
     if rule.sql is not None:
         return Transform(sql=rule.sql, needs_key=needs_key)

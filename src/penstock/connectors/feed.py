@@ -57,7 +57,9 @@ def ensure_source(settings: CaptureSettings, on_wait: OnWait, *, is_known: bool)
         if tables:
             check_coverage(ensure_coverage(address, settings.publication, tables, manage=True))
     elif tables:
-        ensure_capture(address, settings.slot, settings.publication, tables, failover=settings.failover, on_wait=on_wait)
+        ensure_capture(
+            address, settings.slot, settings.publication, tables, failover=settings.failover, on_wait=on_wait
+        )
     else:
         with connect(address) as connection:
             check_server(inspect_server(connection))
@@ -73,7 +75,8 @@ def check_members(
     found = inspect_captured_tables(settings.address, settings.publication, lambda table: table in tables)
     for table, reason in found.interruptions(before, must_be_captured=bool(settings.tables)).items():
         raise TableGapError(
-            f"table {table} {reason}, so changes of it may be missing", hint="start without a checkpoint, which copies the tables again"
+            f"table {table} {reason}, so changes of it may be missing",
+            hint="start without a checkpoint, which copies the tables again",
         )
     return found.members
 
@@ -134,7 +137,7 @@ Rows: TypeAlias = CopiedRows | ChangedRows
 Step: TypeAlias = Begun | Rows | Copied | Reached
 
 
-# --- the stream ---------------------------------------------------------------------------------------------------------------
+# --- the stream ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +150,22 @@ class Range:
     skip: Mapping[TableName, Offset]
 
     @classmethod
-    def of(cls, spooled: SpoolRange, skip: Mapping[TableName, Offset], wants: Callable[[TableName], bool]) -> Range:
-        wanted = {table: _after(found.slices, skip.get(table)) for table, found in spooled.tables.items() if wants(table)}
+    def of(
+        cls, spooled: SpoolRange, skip: Mapping[TableName, Offset], wants: Callable[[TableName], bool]
+    ) -> Range:
+        wanted = {
+            table: _after(found.slices, skip.get(table))
+            for table, found in spooled.tables.items()
+            if wants(table)
+        }
         return cls({table: wanted[table] for table in sorted(wanted) if wanted[table]}, skip)
 
     def first_rejected(self, *, reject_inexact: bool) -> RejectedChange | None:
         """The first value of any table that must not be delivered, and so ends the stream."""
-        found = (first_rejected(table, slices, reject_inexact=reject_inexact) for table, slices in self.tables.items())
+        found = (
+            first_rejected(table, slices, reject_inexact=reject_inexact)
+            for table, slices in self.tables.items()
+        )
         return min(filter(None, found), key=attrgetter("version"), default=None)
 
     def rows(self) -> Iterator[ChangedRows]:
@@ -178,7 +190,10 @@ def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlic
         return tuple(slices)
     after = offset.position if offset.rows is None else Position.of(offset.position.value - 1)
     left = (each for each in slices if each.file.max_position > after)
-    return tuple(replace(each, after=max(each.after or after, after)) if each.file.min_position <= after else each for each in left)
+    return tuple(
+        replace(each, after=max(each.after or after, after)) if each.file.min_position <= after else each
+        for each in left
+    )
 
 
 def _versions(batch: pa.RecordBatch) -> pa.Array:
@@ -192,10 +207,12 @@ def _count(versions: pa.Array, version: object) -> int:
     return int(pc.sum(pc.equal(versions, version)).as_py() or 0)
 
 
-# --- the snapshot -------------------------------------------------------------------------------------------------------------
+# --- the snapshot -------------------------------------------------------------------------------------------
 
 
-def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], on_wait: OnWait, *, again: bool) -> Iterator[Step]:
+def copy_tables(
+    settings: CaptureSettings, tables: Sequence[TableName], on_wait: OnWait, *, again: bool
+) -> Iterator[Step]:
     """The rows of `tables` under one exported snapshot, one table after the other.
 
     With `again`, the consumer may have rows of an earlier snapshot that no longer exist in the source: each
@@ -209,9 +226,13 @@ def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], on_wait:
             if again:
                 yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
             ordinal = 1  # after the truncate
-            with closing(table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)) as batches:
+            with closing(
+                table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)
+            ) as batches:
                 for batch in batches:
-                    yield CopiedRows(schema.name, snapshot_batch(batch, schema, exported.fence.value, ordinal))
+                    yield CopiedRows(
+                        schema.name, snapshot_batch(batch, schema, exported.fence.value, ordinal)
+                    )
                     ordinal += batch.num_rows
             yield Copied(schema.name, exported.fence)
 
@@ -237,7 +258,9 @@ class StepQueue:
     it has an item.
     """
 
-    def __init__(self, ready: threading.Event, max_bytes: int = _QUEUE_BYTES, max_steps: int = _QUEUE_STEPS) -> None:
+    def __init__(
+        self, ready: threading.Event, max_bytes: int = _QUEUE_BYTES, max_steps: int = _QUEUE_STEPS
+    ) -> None:
         self._ready = ready
         self._max_bytes = max_bytes
         self._max_steps = max_steps
@@ -256,7 +279,12 @@ class StepQueue:
             self._changed.wait_for(lambda: self._is_closed or self._has_room(size))
             if self._is_closed:
                 return False
-            if self._steps and len(steps) == 1 and isinstance(steps[0], Reached) and isinstance(self._steps[-1], Reached):
+            if (
+                self._steps
+                and len(steps) == 1
+                and isinstance(steps[0], Reached)
+                and isinstance(self._steps[-1], Reached)
+            ):
                 self._steps.pop()  # of several steps without rows only the last is needed
             self._steps += steps
             self._bytes += size
@@ -301,7 +329,9 @@ class StepQueue:
             self._changed.notify_all()
 
     def _has_room(self, size: int) -> bool:
-        return not self._steps or (self._bytes + size <= self._max_bytes and len(self._steps) < self._max_steps)
+        return not self._steps or (
+            self._bytes + size <= self._max_bytes and len(self._steps) < self._max_steps
+        )
 
 
 def grouped(steps: Iterable[Step]) -> Iterator[tuple[Step, ...]]:
@@ -321,7 +351,9 @@ def grouped(steps: Iterable[Step]) -> Iterator[tuple[Step, ...]]:
 class Feed:
     """Reads from `progress` on, between `start` and `stop`."""
 
-    def __init__(self, settings: CaptureSettings, progress: Progress, ready: threading.Event, *, takes_all: bool) -> None:
+    def __init__(
+        self, settings: CaptureSettings, progress: Progress, ready: threading.Event, *, takes_all: bool
+    ) -> None:
         """With `takes_all`, also reads tables that join the publication later."""
         self.steps = StepQueue(ready)
         self._settings = settings
@@ -364,7 +396,7 @@ class Feed:
         """Number of errors so far."""
         return self._errors_total
 
-    # --- the thread -----------------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -460,7 +492,9 @@ class Feed:
         found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
         rejected = found.first_rejected(reject_inexact=self._settings.types.rejects_inexact)
         if rejected is not None:
-            found = Range.of(self._reader.read(at, Position.of(rejected.version - 1)), self._skip, self._wants)
+            found = Range.of(
+                self._reader.read(at, Position.of(rejected.version - 1)), self._skip, self._wants
+            )
         for group in grouped(chain(found.rows(), [] if rejected is not None else [Reached(upto)])):
             self._put(group)
         return rejected.error if rejected is not None else None
@@ -468,7 +502,7 @@ class Feed:
     def _wants(self, table: TableName) -> bool:
         return self._takes_all or table in self._tables
 
-    # --- errors ----------------------------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------------------
 
     def _put(self, steps: Sequence[Step]) -> None:
         if not self.steps.put(steps):
@@ -500,7 +534,10 @@ class Feed:
                     raise
                 self._note(error)
                 pause = backoff.fail()
-                _log.warning("connector interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
+                _log.warning(
+                    "connector interrupted",
+                    extra={"code": error.code, "reason": error.message, "pause_seconds": pause},
+                )
                 if self._stopping.wait(pause):
                     raise _StoppedError from error
             else:

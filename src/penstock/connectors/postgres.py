@@ -19,12 +19,29 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import METADATA_FIELDS, change_schema
-from penstock.connectors.feed import CONSUMER, Begun, ChangedRows, Copied, CopiedRows, Feed, Reached, Rows, Step
+from penstock.connectors.feed import (
+    CONSUMER,
+    Begun,
+    ChangedRows,
+    Copied,
+    CopiedRows,
+    Feed,
+    Reached,
+    Rows,
+    Step,
+)
 from penstock.connectors.progress import EpochLedger, Progress
 from penstock.connectors.schema_registry import TablesInRegistry
 from penstock.connectors.settings import ConnectorSettings, Vitals, assess
 from penstock.connectors.source import CapturedSchemas, SourceView, discover, hold_position, inspect_view
-from penstock.contracts.connector import ConnectorConfig, ConnectorMetrics, HealthStatus, SourceBatch, SourceCheckpoint, SourceConnector
+from penstock.contracts.connector import (
+    ConnectorConfig,
+    ConnectorMetrics,
+    HealthStatus,
+    SourceBatch,
+    SourceCheckpoint,
+    SourceConnector,
+)
 from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import ConnectorError, ConnectorStateError, PenstockError, SpoolError
 from penstock.position import Position
@@ -67,7 +84,7 @@ class PostgresConnector(SourceConnector):
         self._bytes_total = 0
         self._errors_before = 0
 
-    # --- lifecycle ------------------------------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------------------
 
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
@@ -89,7 +106,8 @@ class PostgresConnector(SourceConnector):
         settings = self._opened()
         if self._feed is not None:
             raise ConnectorStateError(
-                "a checkpoint cannot be restored after reading has started", hint="restore before the first poll_batch"
+                "a checkpoint cannot be restored after reading has started",
+                hint="restore before the first poll_batch",
             )
         progress = Progress.from_checkpoint(checkpoint)
         if progress.floor > Position.ZERO:
@@ -103,7 +121,7 @@ class PostgresConnector(SourceConnector):
         self._is_closed = True
         self._end()
 
-    # --- reading --------------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -190,7 +208,7 @@ class PostgresConnector(SourceConnector):
             self._requested_at = floor
             self._checkpoint_requested.set()
 
-    # --- checkpoints ------------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
@@ -241,7 +259,7 @@ class PostgresConnector(SourceConnector):
         """
         return True
 
-    # --- schemas --------------------------------------------------------------------------------------------------------
+    # --- schemas --------------------------------------------------------------------------------------------
 
     @override
     def schema(self) -> pa.Schema:
@@ -272,7 +290,7 @@ class PostgresConnector(SourceConnector):
         assert self._settings is not None
         return CapturedSchemas(self._settings.capture.spool, self._view.schemas, self._view.seen_at)
 
-    # --- health -------------------------------------------------------------------------------------------------------
+    # --- health ---------------------------------------------------------------------------------------------
 
     @override
     def health_check(self) -> HealthStatus:
@@ -282,7 +300,10 @@ class PostgresConnector(SourceConnector):
             return HealthStatus.UNKNOWN
         status = self._status()
         vitals = Vitals(
-            feed.trouble, feed.errors_total - self._errors_before, self._behind_bytes(status), None if status is None else status.lag
+            feed.trouble,
+            feed.errors_total - self._errors_before,
+            self._behind_bytes(status),
+            None if status is None else status.lag,
         )
         return assess(vitals, settings.thresholds)
 
@@ -295,12 +316,16 @@ class PostgresConnector(SourceConnector):
         custom = {
             "epoch": float(self._ledger.last),
             "tables_to_copy": float(len(progress.to_copy)),
-            "unacknowledged_bytes": float(max(0, progress.floor - self._acknowledged)) if self._acknowledged > Position.ZERO else 0.0,
+            "unacknowledged_bytes": float(max(0, progress.floor - self._acknowledged))
+            if self._acknowledged > Position.ZERO
+            else 0.0,
         }
         if status is not None and status.lag is not None and status.lag.retained_bytes is not None:
             custom["retained_wal_bytes"] = float(status.lag.retained_bytes)
         errors = self._feed.errors_total if self._feed is not None else 0
-        return ConnectorMetrics(self._records_total, self._bytes_total, errors, self._behind_bytes(status), custom)
+        return ConnectorMetrics(
+            self._records_total, self._bytes_total, errors, self._behind_bytes(status), custom
+        )
 
     def _status(self) -> CaptureStatus | None:
         """The last status that the capture wrote."""

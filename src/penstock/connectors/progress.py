@@ -109,10 +109,13 @@ class Progress:
         ahead = {table: offset for table, offset in self.ahead.items() if offset.position > floor}
         return replace(self, floor=max(self.floor, floor), ahead=ahead)
 
-    # --- as a checkpoint ------------------------------------------------------------------------------------------------
+    # --- as a checkpoint ------------------------------------------------------------------------------------
 
     def to_checkpoint(self, epoch: int, slot: str, system: SystemIdentity | None) -> SourceCheckpoint:
-        offsets = {STREAM: str(self.floor), **{str(table): str(offset) for table, offset in self.ahead.items()}}
+        offsets = {
+            STREAM: str(self.floor),
+            **{str(table): str(offset) for table, offset in self.ahead.items()},
+        }
         metadata = {"slot": slot}
         if system is not None:
             metadata["system"] = str(system)
@@ -135,11 +138,16 @@ class Progress:
         try:
             floor = Position.parse(offsets.pop(STREAM))
             ahead = {TableName.parse(table): Offset.parse(text) for table, text in offsets.items()}
-            tables, to_copy = (tuple(map(TableName.parse, json.loads(metadata.get(name, "[]")))) for name in ("tables", "to_copy"))
+            tables, to_copy = (
+                tuple(map(TableName.parse, json.loads(metadata.get(name, "[]"))))
+                for name in ("tables", "to_copy")
+            )
             found = json.loads(metadata.get("members", "{}")).items()
             members = {TableName.parse(table): Membership(int(oid), str(act)) for table, (oid, act) in found}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_RESTART_HINT) from error
+            raise CheckpointError(
+                "the checkpoint is not one of a Postgres connector", hint=_RESTART_HINT
+            ) from error
         return cls(floor, ahead, tables, to_copy, members)
 
 
@@ -149,7 +157,9 @@ def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:
     try:
         return None if text is None else SystemIdentity.parse(text)
     except ValueError as error:
-        raise CheckpointError("the checkpoint has an invalid system identifier", hint=_RESTART_HINT) from error
+        raise CheckpointError(
+            "the checkpoint has an invalid system identifier", hint=_RESTART_HINT
+        ) from error
 
 
 def check_slot_of(checkpoint: SourceCheckpoint, slot: str) -> None:
@@ -158,7 +168,9 @@ def check_slot_of(checkpoint: SourceCheckpoint, slot: str) -> None:
     """
     written = checkpoint.metadata.get("slot", slot)
     if written != slot:
-        raise CheckpointError(f"the checkpoint is of slot {written}, and the connector reads slot {slot}", hint=_RESTART_HINT)
+        raise CheckpointError(
+            f"the checkpoint is of slot {written}, and the connector reads slot {slot}", hint=_RESTART_HINT
+        )
 
 
 _MOST = 4096

@@ -57,7 +57,12 @@ _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], Json], ...] = (
 def avro_text(table: TableName, schema: pa.Schema) -> str:
     """The Avro schema of a table's rows, as a record with the table's name."""
     name, namespace = avro_name(table.name), avro_name(table.schema)
-    record: dict[str, Json] = {"type": "record", "name": name, "namespace": namespace, "fields": _fields(schema, name)}
+    record: dict[str, Json] = {
+        "type": "record",
+        "name": name,
+        "namespace": namespace,
+        "fields": _fields(schema, name),
+    }
     if (name, namespace) != (table.name, table.schema):
         record[EXACT_NAME] = str(table)
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False)
@@ -81,7 +86,10 @@ def _fields(fields: Iterable[pa.Field], path: str) -> list[Json]:
             name += "_"
         taken.add(name)
         kind = _type(field.type, f"{path}_{name}")
-        document: dict[str, Json] = {"name": name, "type": ["null", kind] if field.nullable and kind != "null" else kind}
+        document: dict[str, Json] = {
+            "name": name,
+            "type": ["null", kind] if field.nullable and kind != "null" else kind,
+        }
         if field.nullable:
             document["default"] = None
         if name != field.name:
@@ -99,7 +107,11 @@ def _type(kind: pa.DataType, path: str) -> Json:
             return avro
     if pa.types.is_decimal(kind):
         is_fit = 0 <= kind.scale <= kind.precision
-        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale} if is_fit else "string"
+        return (
+            {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
+            if is_fit
+            else "string"
+        )
     if pa.types.is_timestamp(kind):
         return {"type": "long", "logicalType": "timestamp-micros" if kind.tz else "local-timestamp-micros"}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -107,8 +119,14 @@ def _type(kind: pa.DataType, path: str) -> Json:
     if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
         return {"type": "map", "values": _nullable(_type(kind.item_type, path))}
     if pa.types.is_struct(kind):
-        return {"type": "record", "name": path, "fields": _fields([kind.field(place) for place in range(kind.num_fields)], path)}
-    raise ConnectorError(f"there is no Avro type for {kind}", hint="leave the column out of the publication's column list")
+        return {
+            "type": "record",
+            "name": path,
+            "fields": _fields([kind.field(place) for place in range(kind.num_fields)], path),
+        }
+    raise ConnectorError(
+        f"there is no Avro type for {kind}", hint="leave the column out of the publication's column list"
+    )
 
 
 def _nullable(kind: Json) -> Json:
@@ -139,17 +157,23 @@ class SchemaRegistry:
 
     def look_up(self, subject: str, version: int | None = None) -> RegisteredSchema | None:
         """The latest schema of a subject, or a given version; None if there is none."""
-        found = self._ask("GET", f"subjects/{_part(subject)}/versions/{'latest' if version is None else version}")
+        found = self._ask(
+            "GET", f"subjects/{_part(subject)}/versions/{'latest' if version is None else version}"
+        )
         return None if found is None else _registered(subject, found)
 
     def check(self, subject: str, text: str) -> Compatibility:
         """Whether the schema may become the latest of the subject, by the subject's own rule."""
         body = {"schema": text, "schemaType": "AVRO"}
-        found = self._ask("POST", f"compatibility/subjects/{_part(subject)}/versions/latest?verbose=true", body)
+        found = self._ask(
+            "POST", f"compatibility/subjects/{_part(subject)}/versions/latest?verbose=true", body
+        )
         if found is None:  # a subject without schemas
             return Compatibility(True)
         if not isinstance(found.get("is_compatible"), bool):
-            raise RegistryError(f"the registry's response does not tell whether the schema of {subject} is compatible")
+            raise RegistryError(
+                f"the registry's response does not tell whether the schema of {subject} is compatible"
+            )
         reasons = [*found.get("messages", ()), found.get("reason")]
         return Compatibility(found["is_compatible"], tuple(str(reason) for reason in reasons if reason))
 
@@ -157,11 +181,15 @@ class SchemaRegistry:
         """The response; None if the registry does not have the object."""
         address = self._address
         data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{address.url}/{path}", data, {"Accept": _CONTENT, "Content-Type": _CONTENT}, method=method)
+        request = Request(
+            f"{address.url}/{path}", data, {"Accept": _CONTENT, "Content-Type": _CONTENT}, method=method
+        )
         if address.user:
             password = address.password.reveal() if address.password is not None else ""
             login = b64encode(f"{address.user}:{password}".encode()).decode()
-            request.add_unredirected_header("Authorization", f"Basic {login}")  # for this server only, not for a redirect
+            request.add_unredirected_header(
+                "Authorization", f"Basic {login}"
+            )  # for this server only, not for a redirect
         try:
             with urlopen(request, timeout=address.timeout_seconds) as answer:
                 document = json.loads(answer.read(_MOST_BYTES))
@@ -170,7 +198,9 @@ class SchemaRegistry:
                 self._refused(error)
             return None
         except (OSError, HTTPException, ValueError) as error:
-            raise RegistryError(f"the schema registry at {address.url} does not respond: {_reason(error)}") from error
+            raise RegistryError(
+                f"the schema registry at {address.url} does not respond: {_reason(error)}"
+            ) from error
         if not isinstance(document, dict):
             raise RegistryError(f"the schema registry at {address.url} sent an invalid response")
         return document
@@ -184,23 +214,31 @@ class SchemaRegistry:
         if error.code == 409:
             raise SchemaIncompatibleError(
                 f"{where} rejects the schema: {message}",
-                hint="alter the table compatibly, or loosen the subject's compatibility: PUT /config/<subject>",
+                hint="alter the table compatibly, or loosen the subject's compatibility: PUT "
+                "/config/<subject>",
             ) from error
         if error.code in (401, 403):
-            raise RegistryRefusedError(f"{where} rejects the login", hint="check registryUser and registryPassword") from error
+            raise RegistryRefusedError(
+                f"{where} rejects the login", hint="check registryUser and registryPassword"
+            ) from error
         if error.code == 404:
             raise RegistryRefusedError(
-                f"{where} has no such API: {message}", hint="check registryUrl; Apicurio has the API under /apis/ccompat/v7"
+                f"{where} has no such API: {message}",
+                hint="check registryUrl; Apicurio has the API under /apis/ccompat/v7",
             ) from error
         if 400 <= error.code < 500 and error.code not in (408, 429):
-            raise RegistryRefusedError(f"{where} rejects the request: {message}", hint="see the registry's log") from error
+            raise RegistryRefusedError(
+                f"{where} rejects the request: {message}", hint="see the registry's log"
+            ) from error
         raise RegistryError(f"{where} responds with {error.code}: {message}") from error
 
 
 class TablesInRegistry(SchemaRegistryAware):
     """The tables of a connector, each with its own subject."""
 
-    def __init__(self, address: RegistryAddress, schema_of: Callable[[TableName], TableSchema | None]) -> None:
+    def __init__(
+        self, address: RegistryAddress, schema_of: Callable[[TableName], TableSchema | None]
+    ) -> None:
         self._registry = SchemaRegistry(address)
         self._prefix = address.prefix
         self._schema_of = schema_of
@@ -228,16 +266,22 @@ class TablesInRegistry(SchemaRegistryAware):
         try:
             table = TableName.parse(partition)
         except ValueError as error:
-            raise ConnectorError(str(error), hint="name a partition of the connector, such as public.orders") from error
+            raise ConnectorError(
+                str(error), hint="name a partition of the connector, such as public.orders"
+            ) from error
         schema = self._schema_of(table)
         if schema is None:
-            raise ConnectorError(f"the schema of {partition} is unknown", hint="name a table that the connector captures")
+            raise ConnectorError(
+                f"the schema of {partition} is unknown", hint="name a table that the connector captures"
+            )
         return avro_text(table, change_schema(schema))
 
 
 def _registered(subject: str, document: Mapping[str, Any]) -> RegisteredSchema:
     try:
-        return RegisteredSchema(subject, int(document["id"]), int(document["version"]), str(document["schema"]))
+        return RegisteredSchema(
+            subject, int(document["id"]), int(document["version"]), str(document["schema"])
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise RegistryError(f"the registry sent an invalid response about {subject}") from error
 

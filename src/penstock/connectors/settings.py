@@ -12,7 +12,17 @@ from penstock.capture.settings import CAPTURE_OPTIONS, CaptureSettings
 from penstock.contracts.connector import HealthStatus
 from penstock.errors import ConfigError, PenstockError, Recovery
 from penstock.lag import CaptureLag
-from penstock.options import SECONDS, TEXT, WHOLE, Kind, Option, OptionTable, declared_options, read_fields, switch
+from penstock.options import (
+    SECONDS,
+    TEXT,
+    WHOLE,
+    Kind,
+    Option,
+    OptionTable,
+    declared_options,
+    read_fields,
+    switch,
+)
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.secret import Secret
@@ -22,11 +32,20 @@ _SECRET = Kind("text", Secret, format=Secret.reveal)
 
 @dataclass(frozen=True, slots=True)
 class HealthThresholds:
-    """The limits above which a connector is degraded or unhealthy. A single error without progress makes it degraded."""
+    """The limits above which a connector is degraded or unhealthy.
 
-    degraded_lag_bytes: Annotated[int, Option("Lag above which the connector is degraded.", WHOLE)] = 256 << 20
-    unhealthy_lag_bytes: Annotated[int, Option("Lag above which the connector is unhealthy.", WHOLE)] = 4 << 30
-    unhealthy_errors: Annotated[int, Option("Errors without progress after which the connector is unhealthy.", WHOLE)] = 5
+    A single error without progress makes it degraded.
+    """
+
+    degraded_lag_bytes: Annotated[int, Option("Lag above which the connector is degraded.", WHOLE)] = (
+        256 << 20
+    )
+    unhealthy_lag_bytes: Annotated[int, Option("Lag above which the connector is unhealthy.", WHOLE)] = (
+        4 << 30
+    )
+    unhealthy_errors: Annotated[
+        int, Option("Errors without progress after which the connector is unhealthy.", WHOLE)
+    ] = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +102,9 @@ def _error_text(trouble: BaseException) -> str:
     """Text of an error. For errors of other libraries only the class, because their text may contain row
     values or secrets.
     """
-    return f"{trouble.code}: {trouble.message}" if isinstance(trouble, PenstockError) else type(trouble).__name__
+    return (
+        f"{trouble.code}: {trouble.message}" if isinstance(trouble, PenstockError) else type(trouble).__name__
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +113,25 @@ class RegistryAddress:
 
     url: Annotated[
         str,
-        Option("URL of a schema registry with Confluent's API, such as `https://registry.example/apis/ccompat/v7`.", name="registryUrl"),
+        Option(
+            "URL of a schema registry with Confluent's API, such as "
+            "`https://registry.example/apis/ccompat/v7`.",
+            name="registryUrl",
+        ),
     ]
     user: Annotated[str, Option("User name for the registry.", name="registryUser")] = ""
-    password: Annotated[Secret | None, Option("Password for the registry.", _SECRET, name="registryPassword")] = None
-    prefix: Annotated[str, Option("Prefix of subject names, before the name of the table, such as `shop.`.", name="registryPrefix")] = ""
-    timeout_seconds: Annotated[float, Option("Time limit of one request to the registry.", SECONDS, name="registrySeconds")] = 10.0
+    password: Annotated[
+        Secret | None, Option("Password for the registry.", _SECRET, name="registryPassword")
+    ] = None
+    prefix: Annotated[
+        str,
+        Option(
+            "Prefix of subject names, before the name of the table, such as `shop.`.", name="registryPrefix"
+        ),
+    ] = ""
+    timeout_seconds: Annotated[
+        float, Option("Time limit of one request to the registry.", SECONDS, name="registrySeconds")
+    ] = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +139,11 @@ class ConnectorSettings:
     capture: CaptureSettings
     takes_snapshot: Annotated[
         bool,
-        Option("`initial`: copy the tables before streaming; `never`: only stream.", switch("never", "initial"), name="snapshot"),
+        Option(
+            "`initial`: copy the tables before streaming; `never`: only stream.",
+            switch("never", "initial"),
+            name="snapshot",
+        ),
     ] = True
     discover_seconds: Annotated[float, Option("Time limit of `discover_schema`.", SECONDS)] = 5.0
     idle_checkpoint_bytes: Annotated[
@@ -126,13 +164,20 @@ class ConnectorSettings:
         if "tables" in given:
             given["tables"] = _tables(given["tables"])
         address = SourceAddress.parse(given["dsn"])
-        if address.password is not None:  # these options are not shown anywhere, so the DSN may have a password
+        if (
+            address.password is not None
+        ):  # these options are not shown anywhere, so the DSN may have a password
             given = {"password": address.password.reveal(), **given, "dsn": address.dsn}
         capture = CaptureSettings.from_options(given)
         if capture.is_separate:
-            raise ConfigError("a connector does not support the option 'process' with separate", hint="remove that option")
+            raise ConfigError(
+                "a connector does not support the option 'process' with separate", hint="remove that option"
+            )
         if capture.polling is not None or capture.by_triggers:
-            raise ConfigError("a connector does not support the options 'polling' and 'byTriggers'", hint="remove them: it reads the WAL")
+            raise ConfigError(
+                "a connector does not support the options 'polling' and 'byTriggers'",
+                hint="remove them: it reads the WAL",
+            )
         if capture.old_rows:
             raise ConfigError("a connector does not support the option 'oldRows'", hint="remove that option")
         return cls(
@@ -145,7 +190,11 @@ class ConnectorSettings:
 
 _UNSUPPORTED = frozenset({"process", "oldrows"})
 """Options of a capture that `from_options` rejects with a reason."""
-_TABLES = Option("Comma-separated or JSON list of tables. Default: all tables of the publication.", TEXT.named("list"), name="tables")
+_TABLES = Option(
+    "Comma-separated or JSON list of tables. Default: all tables of the publication.",
+    TEXT.named("list"),
+    name="tables",
+)
 
 
 def _capture_options() -> Iterator[Option]:
@@ -171,10 +220,14 @@ CONNECTOR_OPTIONS = OptionTable(
 def _tables(text: str) -> str:
     """Parse a JSON list or a comma-separated list of tables."""
     try:
-        names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+        names = (
+            json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+        )
         return json.dumps([str(TableName.parse(name)) for name in names])
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the option 'tables' is invalid: {error}", hint='write "public.orders, public.lines"') from error
+        raise ConfigError(
+            f"the option 'tables' is invalid: {error}", hint='write "public.orders, public.lines"'
+        ) from error
 
 
 def _registry(given: Mapping[str, str]) -> RegistryAddress | None:
@@ -185,10 +238,12 @@ def _registry(given: Mapping[str, str]) -> RegistryAddress | None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            "the option 'registryUrl' is not an http or https URL", hint="write it as https://registry.example/apis/ccompat/v7"
+            "the option 'registryUrl' is not an http or https URL",
+            hint="write it as https://registry.example/apis/ccompat/v7",
         )
     if parts.username or parts.password:
         raise ConfigError(
-            "the option 'registryUrl' contains a user name or password", hint="use the options registryUser and registryPassword"
+            "the option 'registryUrl' contains a user name or password",
+            hint="use the options registryUser and registryPassword",
         )
     return replace(address, url=url)

@@ -30,7 +30,14 @@ from penstock.postgres.catalog import CatalogTable, inspect_schemas, inspect_tab
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.publication import inspect_relations
 from penstock.postgres.server import SystemIdentity, identify_system
-from penstock.postgres.slot import COPY_AGAIN, check_server, check_slot, current_position, inspect_server, inspect_slot
+from penstock.postgres.slot import (
+    COPY_AGAIN,
+    check_server,
+    check_slot,
+    current_position,
+    inspect_server,
+    inspect_slot,
+)
 from penstock.schema import TableName, TableSchema
 from penstock.spool.history import SchemaHistory
 from penstock.spool.reader import SpoolReader
@@ -61,7 +68,8 @@ class CapturedSchemas(SchemaProvider):
             position = None if offset is None else Offset.parse(offset).position
         except ValueError as error:
             raise ConnectorError(
-                f"invalid partition or offset: {error}", hint="name a partition of a batch, and an offset of a checkpoint"
+                f"invalid partition or offset: {error}",
+                hint="name a partition of a batch, and an offset of a checkpoint",
             ) from error
         schema = self.table_schema(table, position)
         return None if schema is None else change_schema(schema)
@@ -105,7 +113,8 @@ def inspect_view(settings: ConnectorSettings) -> SourceView:
     capture = settings.capture
     with connect(capture.address) as connection:
         check_server(inspect_server(connection))
-        # The position is read first: a schema that is newer than the position is correct for all later changes.
+        # The position is read first: a schema that is newer than the position is correct for all later
+        # changes.
         seen_at = current_position(connection)
         tables = _wanted(connection, settings)
         schemas = inspect_schemas(connection, tables, capture.types, capture.publication)
@@ -138,10 +147,15 @@ def _log_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the contract leaves the schema empty on errors
-        _log.info("schema not discovered", extra={"error": error.code if isinstance(error, PenstockError) else type(error).__name__})
+        _log.info(
+            "schema not discovered",
+            extra={"error": error.code if isinstance(error, PenstockError) else type(error).__name__},
+        )
 
 
-def hold_position(capture: CaptureSettings, view: SourceView, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
+def hold_position(
+    capture: CaptureSettings, view: SourceView, checkpoint: SourceCheckpoint, progress: Progress
+) -> Position:
     """Keep everything after the checkpoint, or raise an error with the reason why it is not available.
 
     Returns the acknowledged position. The position may move back, to an older checkpoint, but never forward:
@@ -155,7 +169,10 @@ def hold_position(capture: CaptureSettings, view: SourceView, checkpoint: Source
             check_system(capture.address, view.system, before, progress.floor, slot=slot, name=capture.slot)
         check_not_rewound(progress.floor, current_position(connection))
         if slot is None:
-            raise SlotMissingError(f"slot {capture.slot} no longer exists: changes after the checkpoint are lost", hint=COPY_AGAIN)
+            raise SlotMissingError(
+                f"slot {capture.slot} no longer exists: changes after the checkpoint are lost",
+                hint=COPY_AGAIN,
+            )
         check_slot(slot, inspect_server(connection).database)
     check_continuity(progress.floor, SpoolReader(capture.spool).extent, slot.confirmed, capture.slot)
     check_members(capture, view.tables, progress.covering(view.tables, copies=False).followed)
@@ -174,7 +191,8 @@ def _wanted(connection: Connection, settings: ConnectorSettings) -> list[Catalog
     published = [known[relation.name] for relation in relations if relation.is_published]
     if not published:
         raise NoTablesError(
-            f"publication {settings.capture.publication} does not exist or has no tables, and the option 'tables' is not set",
+            f"publication {settings.capture.publication} does not exist or has no tables, and the option "
+            "'tables' is not set",
             hint="name the tables in the option 'tables', or create the publication",
         )
     return published

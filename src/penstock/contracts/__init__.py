@@ -1,1 +1,3 @@
-"""Contracts of captures, connectors, reference tables and record sources: abstract classes and values, no I/O."""
+"""Contracts of captures, connectors, reference tables and record sources: abstract classes and values, no
+I/O.
+"""

@@ -1,8 +1,8 @@
 """Contract of source connectors: rows as Arrow batches, checkpoints, and one method that acknowledges them.
 
 The consumer calls, in this order: `open`, `restore` if it has a checkpoint, `poll_batch` in a loop with
-`checkpoint` in between, `notify_epoch_committed` whenever a checkpoint and all rows before it are durable, then
-`close`. `SourceConnectorConformance` in `penstock.testing` checks implementations against these rules.
+`checkpoint` in between, `notify_epoch_committed` whenever a checkpoint and all rows before it are durable,
+then `close`. `SourceConnectorConformance` in `penstock.testing` checks implementations against these rules.
 
 A loop with exactly-once results, for a target that commits rows and checkpoint atomically:
 
@@ -103,7 +103,8 @@ class SourceCheckpoint:
             raise CheckpointError("the text is not a checkpoint", hint=_RESTART_HINT) from error
         if not isinstance(version, int) or not 1 <= version <= CHECKPOINT_VERSION:
             raise CheckpointError(
-                f"the checkpoint has version {version!r}; this version of penstock reads up to {CHECKPOINT_VERSION}",
+                f"the checkpoint has version {version!r}; this version of penstock reads up to "
+                f"{CHECKPOINT_VERSION}",
                 hint="run the version of penstock that wrote it, or a newer one",
             )
         if not (_is_plain(offsets) and _is_plain(metadata) and isinstance(epoch, int) and epoch >= 0):
@@ -111,11 +112,15 @@ class SourceCheckpoint:
         return cls(offsets, epoch, metadata)
 
 
-_RESTART_HINT = "restore an earlier checkpoint, or start without one, which reads the source from its beginning"
+_RESTART_HINT = (
+    "restore an earlier checkpoint, or start without one, which reads the source from its beginning"
+)
 
 
 def _is_plain(values: object) -> bool:
-    return isinstance(values, dict) and all(isinstance(key, str) and isinstance(value, str) for key, value in values.items())
+    return isinstance(values, dict) and all(
+        isinstance(key, str) and isinstance(value, str) for key, value in values.items()
+    )
 
 
 class Health(Enum):
@@ -180,7 +185,7 @@ class SourceConnector(ABC):
     subclasses of `PenstockError`; `ConnectorStateError` reports a call in the wrong order.
     """
 
-    # --- required -------------------------------------------------------------------------------------------------------
+    # --- required -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def open(self, config: ConnectorConfig) -> None:
@@ -240,10 +245,12 @@ class SourceConnector(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    # --- with defaults --------------------------------------------------------------------------------------------------
+    # --- with defaults --------------------------------------------------------------------------------------
 
     def discover_schema(self, properties: ConnectorConfig) -> None:  # noqa: B027 - optional
         """Determine the schema before `open`, for callers that need the columns for planning.

@@ -15,7 +15,9 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """One reason why changes of a table are not captured, or not completely: error code, problem and remedy."""
+    """One reason why changes of a table are not captured, or not completely: error code, problem and
+    remedy.
+    """
 
     code: str
     """Code of the error with which a run would stop; see the error reference."""
@@ -49,7 +51,9 @@ class CoverageReport:
 
 
 class CaptureProvisioning(ABC):
-    """Interface of a capture that can inspect, and possibly create, the objects that it needs at the source."""
+    """Interface of a capture that can inspect, and possibly create, the objects that it needs at the
+    source.
+    """
 
     @abstractmethod
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:

@@ -1,7 +1,8 @@
-"""Contract of record sources: one record at a time, each with its position, for callers that store their position.
+"""Contract of record sources: one record at a time, each with its position, for callers that store their
+position.
 
-A `ChangeCapture` stores the resume point itself. Here the caller passes its position to every `read` and gets the
-next record:
+A `ChangeCapture` stores the resume point itself. Here the caller passes its position to every `read` and gets
+the next record:
 
 ```python
 with source:
@@ -18,9 +19,9 @@ with source:
         source.ack(position)  # after it is durable
 ```
 
-A source first reads the current rows with a `Snapshotter`, and then changes with a `CdcIterator`; both can be used on
-their own. The suites in `penstock.testing.record_source_conformance` and `penstock.testing.records_conformance` check
-implementations against these rules.
+A source first reads the current rows with a `Snapshotter`, and then changes with a `CdcIterator`; both can be
+used on their own. The suites in `penstock.testing.record_source_conformance` and
+`penstock.testing.records_conformance` check implementations against these rules.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class RecordIterator(ABC):
 
     @abstractmethod
     def has_next(self) -> bool:
-        """Whether there is a record. Called before every `next`, any number of times: a call skips nothing."""
+        """Whether there is a record.
+
+        Called before every `next`, any number of times: a call skips nothing.
+        """
 
     @abstractmethod
     def next(self) -> Record:
@@ -126,7 +130,9 @@ class RecordIterator(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.teardown()
             return
@@ -265,7 +271,9 @@ class RecordSource(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.teardown()
             return

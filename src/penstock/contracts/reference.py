@@ -35,7 +35,7 @@ class ReferenceTableSource(ABC):
     snapshot after an error, and continuing in the middle of a transaction whose beginning was discarded.
     """
 
-    # --- what the table is ----------------------------------------------------------------------------------------------
+    # --- what the table is ----------------------------------------------------------------------------------
 
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -47,7 +47,7 @@ class ReferenceTableSource(ABC):
     def key(self) -> tuple[str, ...]:
         """The key columns, in table order; at least one, and never null. Called like `schema`."""
 
-    # --- the six methods of the document ----------------------------------------------------------------------------------
+    # --- the six methods of the document --------------------------------------------------------------------
 
     @abstractmethod
     def poll_snapshot(self) -> pa.RecordBatch | None:
@@ -104,7 +104,7 @@ class ReferenceTableSource(ABC):
         After it, every poll raises `ConnectorStateError`. Checkpoints taken before remain valid.
         """
 
-    # --- beyond the document --------------------------------------------------------------------------------------------
+    # --- beyond the document --------------------------------------------------------------------------------
 
     def confirm(self, checkpoint: SourceCheckpoint) -> None:  # noqa: B027 - optional
         """State that the checkpoint, and every row before it, is durable: the source may remove the changes
@@ -118,7 +118,9 @@ class ReferenceTableSource(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -175,8 +177,12 @@ def reference_schema(columns: pa.Schema) -> pa.Schema:
     return pa.schema([*columns, *METADATA_FIELDS])
 
 
-def as_changes(rows: pa.RecordBatch, kind: ChangeType, version: int, first_ordinal: int = 0) -> pa.RecordBatch:
-    """Make a batch of a reference table from rows of a source without a log: all of one kind and one version."""
+def as_changes(
+    rows: pa.RecordBatch, kind: ChangeType, version: int, first_ordinal: int = 0
+) -> pa.RecordBatch:
+    """Make a batch of a reference table from rows of a source without a log: all of one kind and one
+    version.
+    """
     count = rows.num_rows
     known = {
         CHANGE_TYPE: [kind.value] * count,

@@ -1,8 +1,9 @@
-"""Apply epochs: all changes committed up to a position, to every table; then record the epoch and release the spool.
+"""Apply epochs: all changes committed up to a position, to every table; then record the epoch and release the
+spool.
 
-Exactly-once depends on this order. A table's own commit holds its position; the epoch is recorded when every table has reached its end;
-only recorded positions are released, and only released positions are confirmed to the source. A crash between any two steps repeats
-work that each table recognises as done.
+Exactly-once depends on this order. A table's own commit holds its position; the epoch is recorded when every
+table has reached its end; only recorded positions are released, and only released positions are confirmed to
+the source. A crash between any two steps repeats work that each table recognises as done.
 """
 
 from __future__ import annotations
@@ -74,9 +75,14 @@ class TableApplier:
                 time.sleep(pause)
 
     def apply_once(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
-        """Advance one table to `end`. Returns its target afterwards, or None if there was nothing to apply."""
+        """Advance one table to `end`.
+
+        Returns its target afterwards, or None if there was nothing to apply.
+        """
         check_identified(changes.slices)
-        changes = self.dead_letters.include_due(target, changes, end, lambda slice: self.tracker.is_followed(target, slice))
+        changes = self.dead_letters.include_due(
+            target, changes, end, lambda slice: self.tracker.is_followed(target, slice)
+        )
         changes = self.tracker.follow(self.sink, target, changes, end)
         if not changes.slices and changes.evolution is None and not self.dead_letters.is_due(changes.table):
             return None
@@ -92,7 +98,10 @@ _IDLE_SECONDS = 1.0
 
 
 class EpochApplier:
-    """The epoch loop. Epochs run on the query's thread, and on the main thread while the source is idle; a lock admits one at a time.
+    """The epoch loop.
+
+    Epochs run on the query's thread, and on the main thread while the source is idle; a lock admits one at a
+    time.
 
     `tables` holds the states of the tables, and runs requests of other threads between two epochs.
     """
@@ -135,7 +144,8 @@ class EpochApplier:
         """The recorded position: every streaming table holds all changes up to it."""
         return self.tables.recorded
 
-    # called by the main thread --------------------------------------------------------------------------------------------------
+    # called by the main thread
+    # --------------------------------------------------------------------------------------------------
 
     def replay(self, names: Iterable[TableName]) -> bool:
         """Apply the dead letters of these tables with the next epoch; returns whether any are left to
@@ -167,7 +177,11 @@ class EpochApplier:
         """
         for name in self.tables.live():
             target, committed = self.tables.targets.get(name), self.tables.committed(name)
-            if target is not None and committed is not None and self._tracker.ahead(target, committed) is not None:
+            if (
+                target is not None
+                and committed is not None
+                and self._tracker.ahead(target, committed) is not None
+            ):
                 return True
         return False
 
@@ -183,7 +197,8 @@ class EpochApplier:
         """Whether dead letters of a table are still to be applied."""
         return any(self._dead_letters.is_due(name) for name in self.tables.live())
 
-    # one epoch ------------------------------------------------------------------------------------------------------------------
+    # one epoch
+    # --------------------------------------------------------------------------------------------------------
 
     def apply(self, end: Position) -> None:
         """Advance every table to `end`, or to the recorded position if that is later. Then record the
@@ -211,13 +226,19 @@ class EpochApplier:
         renamed = self._renamed(ranges, end)
         swapped = self._resyncs.swap(self._reader, end)
         self.tables.mark_resynced(swapped)
-        late = {target.applied for target in swapped.values() if target.applied is not None and target.applied < end}
+        late = {
+            target.applied
+            for target in swapped.values()
+            if target.applied is not None and target.applied < end
+        }
         ranges |= self._read(late - ranges.keys(), end)
         work = self._apply_to_tables(ranges, end)
         self._mark_dropped(renamed, end)
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
-        self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
+        self._record(
+            Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started
+        )
         if swapped:
             self._resyncs.recorded(swapped)
             self.tables.release()
@@ -228,10 +249,15 @@ class EpochApplier:
         """
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
-            raise ConnectionLostError(f"the capture did not reach {end} again within {_CATCH_UP_SECONDS:.0f} s")
+            raise ConnectionLostError(
+                f"the capture did not reach {end} again within {_CATCH_UP_SECONDS:.0f} s"
+            )
 
     def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
-        """Read the spool from each of `starts`. Where the spool has a gap, only the tables that start there fail."""
+        """Read the spool from each of `starts`.
+
+        Where the spool has a gap, only the tables that start there fail.
+        """
         ranges: dict[Position, SpoolRange] = {}
         for start in starts:
             if start is None:
@@ -245,11 +271,15 @@ class EpochApplier:
                         self.tables.fail(name, TargetRewoundError(error.message, hint=hint))
         return ranges
 
-    def _apply_to_tables(self, ranges: Mapping[Position, SpoolRange], end: Position) -> Sequence[TableChanges]:
+    def _apply_to_tables(
+        self, ranges: Mapping[Position, SpoolRange], end: Position
+    ) -> Sequence[TableChanges]:
         """Apply the changes of all tables in parallel, and handle the errors of each."""
         tables = self.tables
         due = [name for name in tables.live() if self._is_ahead(name, end) or self._dead_letters.is_due(name)]
-        work, unplanned = plan_work(tables.targets, tables.statuses, ranges, self._tracker.routed, due, hints=self.hints)
+        work, unplanned = plan_work(
+            tables.targets, tables.statuses, ranges, self._tracker.routed, due, hints=self.hints
+        )
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             errors = list(pool.map(lambda changes: self._apply_one(changes, end), work))
         failed: dict[TableName, Exception] = dict(unplanned)
@@ -293,19 +323,24 @@ class EpochApplier:
         self._resyncs.advance(epoch.position)
         self.tables.release()
         statuses = dict(self.tables.statuses)
-        self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, statuses))
+        self._observer.epoch_recorded(
+            EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, statuses)
+        )
 
     def record_states(self) -> None:
         """Record the tables' states if no epoch has recorded them: `penstock status` reads the last
         record.
         """
         if self.last is not None and self.last.tables != self.tables.statuses:
-            self._record(Epoch(self._next_number(), self.position, self.last.commit_time, self._system), 0, 0.0)
+            self._record(
+                Epoch(self._next_number(), self.position, self.last.commit_time, self._system), 0, 0.0
+            )
 
     def _next_number(self) -> int:
         return self.last.number + 1 if self.last is not None else 1
 
-    # schema changes in an epoch -------------------------------------------------------------------------------------------------
+    # schema changes in an epoch
+    # -------------------------------------------------------------------------------------------------
 
     def _is_ahead(self, name: TableName, end: Position | None) -> bool:
         """Whether the epoch that ends at `end` can apply a schema change that only the catalog shows. `end`
@@ -322,9 +357,16 @@ class EpochApplier:
         return any(self._tracker.gone(name, end) is not None or self._is_ahead(name, end) for name in live)
 
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
-        """Tables whose changes arrive under another name, with the reason. Resyncs are ordered before anything is applied."""
+        """Tables whose changes arrive under another name, with the reason.
+
+        Resyncs are ordered before anything is applied.
+        """
         statuses, targets = self.tables.statuses, self.tables.targets
-        live = {name: (targets[name].source_oid, statuses[name].applied) for name in self.tables.live() if name in targets}
+        live = {
+            name: (targets[name].source_oid, statuses[name].applied)
+            for name in self.tables.live()
+            if name in targets
+        }
         found = self._tracker.renamed(live, ranges, end)
         for name, reason in found.items():
             if self._tracker.auto_resync(name):
@@ -343,7 +385,9 @@ class EpochApplier:
                 self.tables.await_resync(name, renamed[name])
             elif name in renamed:
                 hint = f"penstock tables resync {name} copies it with its current schema, if it still exists"
-                self.tables.fail(name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint))
+                self.tables.fail(
+                    name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint)
+                )
 
     def truncates(self, name: TableName) -> Collection[int]:
         """Transactions in which epochs of this run saw a TRUNCATE of the table; the low 32 bits of each
@@ -354,7 +398,10 @@ class EpochApplier:
 
 @dataclass(slots=True)
 class TableFailures:
-    """Applies the error policy to the tables of an epoch. Called by the epoch's thread, before and after its work on tables."""
+    """Applies the error policy to the tables of an epoch.
+
+    Called by the epoch's thread, before and after its work on tables.
+    """
 
     tables: TableLifecycle
     sink: Sink
@@ -386,9 +433,18 @@ class TableFailures:
         """Keep the table's changes for a later epoch, unless this was the last attempt."""
         pause = self.tables.retries.count(name, verdict)
         shown = final(verdict.error, name)
-        facts = {"table": str(name), "code": shown.code, "cause": type(cause).__name__, "pause_seconds": pause}
+        facts = {
+            "table": str(name),
+            "code": shown.code,
+            "cause": type(cause).__name__,
+            "pause_seconds": pause,
+        }
         # The message of a foreign exception may quote rows.
-        _log.warning("applying changes to a table failed", extra=facts, exc_info=cause if _log.isEnabledFor(logging.DEBUG) else None)
+        _log.warning(
+            "applying changes to a table failed",
+            extra=facts,
+            exc_info=cause if _log.isEnabledFor(logging.DEBUG) else None,
+        )
         if pause is None:
             self.tables.fail(name, shown)
             return
@@ -398,7 +454,9 @@ class TableFailures:
         self.tables.transition(
             name,
             TableEvent.APPLY_FAILED,
-            lambda status: TableStatus(status.state, status.applied, status.committed, f"{reason}; {tried}", shown.hint),
+            lambda status: TableStatus(
+                status.state, status.applied, status.committed, f"{reason}; {tried}", shown.hint
+            ),
         )
         self.observer.interrupted(reason, pause)
 
@@ -406,7 +464,9 @@ class TableFailures:
         """Resume tables whose next attempt is due. The position is read from the target, because a commit may
         have succeeded without a reply.
         """
-        retrying = [name for name, status in self.tables.statuses.items() if status.state is TableState.RETRYING]
+        retrying = [
+            name for name, status in self.tables.statuses.items() if status.state is TableState.RETRYING
+        ]
         for name in filter(self.tables.retries.is_due, retrying):
             applied = self.tables.statuses[name].applied
             with suppress(Exception):  # the next attempt raises the error again

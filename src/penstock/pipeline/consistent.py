@@ -38,7 +38,9 @@ class ConsistentTables(Mapping[str, DataFrame]):
 
     def __getitem__(self, name: str) -> DataFrame:
         if name in self.left_out:
-            raise KeyError(f"{name} is {self.left_out[name]}, and is not among the tables read at {self.position}")
+            raise KeyError(
+                f"{name} is {self.left_out[name]}, and is not among the tables read at {self.position}"
+            )
         return self.tables[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -65,7 +67,8 @@ def read_consistent(
     if loaded.sink.postgres is not None:
         raise ConfigError(
             "tables in a Postgres sink have no versions",
-            hint="read them there in one transaction with isolation level repeatable read; penstock.applied has the position of each",
+            hint="read them there in one transaction with isolation level repeatable read; "
+            "penstock.applied has the position of each",
         )
     epoch = _find(EpochLog(loaded.sink.root, loaded.pipeline), at)
     left_out = _left_out(epoch)
@@ -78,7 +81,8 @@ def read_consistent(
         if version is None:
             raise TargetRewoundError(
                 f"{sink.describe(name)} no longer has the version of position {epoch.position}",
-                hint="request a later position; old versions are removed when a table is vacuumed or resynced",
+                hint="request a later position; old versions are removed when a table is vacuumed or "
+                "resynced",
             )
         frames[str(name)] = sink.read(name, version)
     return ConsistentTables(epoch.position, epoch.commit_time, frames, left_out)
@@ -110,7 +114,8 @@ def _find(log: EpochLog, at: Position | datetime | str | None) -> Epoch:
     if found is None:
         moment = "yet" if at is None else f"by {at.isoformat() if isinstance(at, datetime) else at}"
         raise EpochMissedError(
-            f"no epoch of this pipeline has ended {moment}", hint="run the pipeline, or request a later position or time"
+            f"no epoch of this pipeline has ended {moment}",
+            hint="run the pipeline, or request a later position or time",
         )
     return found
 
@@ -119,17 +124,22 @@ def _parse(text: str) -> Position:
     try:
         return Position.parse(text)
     except ValueError as error:
-        raise ConfigError(f"at={text!r} is not a position", hint="write it as Postgres does, like 0/5A2F8E8, or give a datetime") from error
+        raise ConfigError(
+            f"at={text!r} is not a position",
+            hint="write it as Postgres does, like 0/5A2F8E8, or give a datetime",
+        ) from error
 
 
 def _required(text: str, epoch: Epoch, left_out: Mapping[str, TableState]) -> TableName:
     name = TableName.parse(text)
     if name not in epoch.tables:
         raise NoTablesError(
-            f"the pipeline had no table {name} at {epoch.position}", hint="check schema and spelling; names are case-sensitive"
+            f"the pipeline had no table {name} at {epoch.position}",
+            hint="check schema and spelling; names are case-sensitive",
         )
     if str(name) in left_out:
         raise NoTablesError(
-            f"{name} was {left_out[str(name)]} at {epoch.position}", hint="see penstock status; or request another position or time"
+            f"{name} was {left_out[str(name)]} at {epoch.position}",
+            hint="see penstock status; or request another position or time",
         )
     return name

@@ -39,7 +39,9 @@ def await_end(query: StreamingQuery) -> None:
     except PySparkException as error:
         found = parse_error(str(error))
         if found is None and any(words in str(error) for words in _LOST_WORKER):
-            found = WorkerStartError("a Python worker process of Spark ended, or did not start within Spark's time limit")
+            found = WorkerStartError(
+                "a Python worker process of Spark ended, or did not start within Spark's time limit"
+            )
         if found is None:
             raise
         raise found from error
@@ -79,7 +81,8 @@ class SharedHealth:
             raise spark_lost()
         if not storage.is_directory(self.root):
             raise SinkError(
-                f"the target directory {self.root} does not exist; is its volume mounted?", hint=f"mount the volume of {self.root}"
+                f"the target directory {self.root} does not exist; is its volume mounted?",
+                hint=f"mount the volume of {self.root}",
             )
         with connect(self.address):
             pass

@@ -53,7 +53,10 @@ class EpochLog:
     def last(self) -> Epoch | None:
         """The newest row; None if there is none."""
         while True:
-            newest = [max(storage.list_paths(self._directory, pattern), default=None) for pattern in ("*.json", "*.jsonl")]
+            newest = [
+                max(storage.list_paths(self._directory, pattern), default=None)
+                for pattern in ("*.json", "*.jsonl")
+            ]
             with suppress(FileNotFoundError):  # a merge removed the file: read again
                 rows = (row for path in newest if path is not None for row in _rows(path))
                 return max(rows, key=lambda epoch: epoch.position, default=None)
@@ -61,23 +64,34 @@ class EpochLog:
     def at(self, position: Position) -> Epoch | None:
         """The row of exactly this position; None if no epoch has ended there."""
         name = f"{position.value:016X}"
-        # The small file is read first: it is removed only after its row is in a merged file, named after its last row.
+        # The small file is read first: it is removed only after its row is in a merged file, named after its
+        # last row.
         with suppress(FileNotFoundError):
             return next(_rows(self._directory / f"{name}.json"))
-        folded = min((path for path in storage.list_paths(self._directory, "*.jsonl") if path.stem >= name), default=None)
-        return None if folded is None else next((row for row in _rows(folded) if row.position == position), None)
+        folded = min(
+            (path for path in storage.list_paths(self._directory, "*.jsonl") if path.stem >= name),
+            default=None,
+        )
+        return (
+            None if folded is None else next((row for row in _rows(folded) if row.position == position), None)
+        )
 
     def newest(self, wanted: Callable[[Epoch], bool]) -> Epoch | None:
         """The newest row that is `wanted`; None if there is none. Reads all of them in the worst case."""
         while True:
             # In the order of their last rows. A row may be in two files, never in none.
             paths = sorted(
-                [*storage.list_paths(self._directory, "*.json"), *storage.list_paths(self._directory, "*.jsonl")],
+                [
+                    *storage.list_paths(self._directory, "*.json"),
+                    *storage.list_paths(self._directory, "*.jsonl"),
+                ],
                 key=lambda path: path.stem,
                 reverse=True,
             )
             with suppress(FileNotFoundError):
-                return next((row for path in paths for row in reversed(list(_rows(path))) if wanted(row)), None)
+                return next(
+                    (row for path in paths for row in reversed(list(_rows(path))) if wanted(row)), None
+                )
 
     def record(self, epoch: Epoch) -> None:
         """Make the row durable. Its position may be confirmed only after this."""
@@ -89,8 +103,13 @@ class EpochLog:
             if len(files) >= _FOLD_FILES:
                 self._fold(files)
         except OSError as error:
-            hint = f"free space, or correct the named problem, in {self._directory}; the pipeline then continues by itself"
-            raise SinkError(f"the epoch record cannot be written: {error.strerror or type(error).__name__}", hint=hint) from error
+            hint = (
+                f"free space, or correct the named problem, in {self._directory}; the pipeline then "
+                "continues by itself"
+            )
+            raise SinkError(
+                f"the epoch record cannot be written: {error.strerror or type(error).__name__}", hint=hint
+            ) from error
 
     def forget(self, keep_seconds: float, rows: int) -> None:
         """Delete rows older than the given age, or beyond the last `rows`. Rows of the last hour and the
@@ -126,7 +145,9 @@ def _rows(path: Path) -> Iterator[Epoch]:
                 check_format(document, FORMAT, path)
                 yield _parse(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SpoolCorruptError(f"{path} is not a valid epoch record", hint="restore the file from a backup of the target") from error
+        raise SpoolCorruptError(
+            f"{path} is not a valid epoch record", hint="restore the file from a backup of the target"
+        ) from error
 
 
 def _document(epoch: Epoch) -> dict[str, object]:

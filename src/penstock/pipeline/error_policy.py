@@ -100,7 +100,10 @@ def attempts_without_any_target(errors: Sequence[PenstockError]) -> int:
 MOST_RESYNCS = 20
 _RESYNC_WINDOW_SECONDS = 3600.0
 
-_NEEDS_ROOM = "free space on the volumes of the target, the state directory and spark.local.dir; the table then continues by itself"
+_NEEDS_ROOM = (
+    "free space on the volumes of the target, the state directory and spark.local.dir; the table "
+    "then continues by itself"
+)
 
 
 def decide(error: Exception, table: TableName, doing: str = "applying changes to") -> Verdict:
@@ -110,7 +113,11 @@ def decide(error: Exception, table: TableName, doing: str = "applying changes to
     if isinstance(error, _STOPPING):
         return Verdict(Action.STOP, error)
     if is_disk_full(error):
-        return Verdict(Action.RETRY_TABLE, SinkError(f"{doing} {table}: the disk is full", hint=_NEEDS_ROOM), PATIENT_ATTEMPTS)
+        return Verdict(
+            Action.RETRY_TABLE,
+            SinkError(f"{doing} {table}: the disk is full", hint=_NEEDS_ROOM),
+            PATIENT_ATTEMPTS,
+        )
     if not isinstance(error, PenstockError):
         return _decide_foreign(error, table, doing)
     if error.recovery is not Recovery.RETRY:
@@ -130,7 +137,9 @@ def _decide_foreign(error: Exception, table: TableName, doing: str) -> Verdict:
     if file is not None:
         lost = TargetFileLostError(f"{doing} {table}: the file {file} is missing")
         return Verdict(Action.RETRY_TABLE, lost, FILE_ATTEMPTS)
-    return Verdict(Action.RETRY_TABLE, TableFailedError(f"{doing} {table}: {describe(error)}"), USUAL_ATTEMPTS)
+    return Verdict(
+        Action.RETRY_TABLE, TableFailedError(f"{doing} {table}: {describe(error)}"), USUAL_ATTEMPTS
+    )
 
 
 def final(error: PenstockError, table: TableName) -> PenstockError:
@@ -143,7 +152,10 @@ def final(error: PenstockError, table: TableName) -> PenstockError:
     elif isinstance(error, ConnectionLostError):
         hint = f"see the server's log for what ended the statement (a timeout, its memory); then {remedy}"
     else:
-        hint = f"remove the cause, such as too little memory for Spark (the log at level DEBUG has the full error), then {remedy}"
+        hint = (
+            "remove the cause, such as too little memory for Spark (the log at level DEBUG has the "
+            f"full error), then {remedy}"
+        )
     return type(error)(error.message, hint=hint)
 
 
@@ -174,7 +186,9 @@ class TableRetries:
         now = self._clock()
         failing = self._failing.setdefault(table, _Failing(Backoff(FIRST_SECONDS, LONGEST_SECONDS), now, now))
         pause = failing.backoff.fail()
-        attempts = PATIENT_ATTEMPTS if self._is_shared(table, verdict.error, failing.since) else verdict.attempts
+        attempts = (
+            PATIENT_ATTEMPTS if self._is_shared(table, verdict.error, failing.since) else verdict.attempts
+        )
         if failing.backoff.failures >= attempts:
             self.forget(table)
             return None
@@ -185,7 +199,9 @@ class TableRetries:
         if isinstance(error, TargetFileLostError):
             return False
         others = [each for each in self._failing.copy() if each != table]
-        return bool(others) and not any(at >= since for each, at in self._succeeded.copy().items() if each != table)
+        return bool(others) and not any(
+            at >= since for each, at in self._succeeded.copy().items() if each != table
+        )
 
     def failures(self, table: TableName) -> int:
         failing = self._failing.get(table)
@@ -223,5 +239,8 @@ class ResyncLimit:
         recent = [at for at in self._resyncs.get(table, []) if at > now - _RESYNC_WINDOW_SECONDS]
         if len(recent) >= MOST_RESYNCS:
             hint = f"remove the cause, then penstock tables resync CONFIG {table}"
-            raise TableFailedError(f"table {table} was resynced {len(recent)} times within an hour, and again {reason}", hint=hint)
+            raise TableFailedError(
+                f"table {table} was resynced {len(recent)} times within an hour, and again {reason}",
+                hint=hint,
+            )
         self._resyncs[table] = [*recent, now]

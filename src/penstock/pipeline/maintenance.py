@@ -122,7 +122,9 @@ class TableMaintenance:
         self._is_last = finish
         self._stopping.set()
         deadline = time.monotonic() + _STOP_SECONDS
-        while self._thread is not None and self._thread.is_alive() and (finish or time.monotonic() < deadline):
+        while (
+            self._thread is not None and self._thread.is_alive() and (finish or time.monotonic() < deadline)
+        ):
             self.check() if finish else self._jobs.cancel()
             self._thread.join(_POLL_SECONDS)
         self._thread = None
@@ -186,7 +188,10 @@ class TableMaintenance:
             self._retries.clear(_subject(what))
             self._give_up(what, final(verdict.error, what))
         elif backoff.failures > 1:  # a conflict with an epoch is normal
-            hint = "see the log; the table itself is up to date, and maintenance continues when the cause is removed"
+            hint = (
+                "see the log; the table itself is up to date, and maintenance continues when the cause "
+                "is removed"
+            )
             shown = type(verdict.error)(verdict.error.message, hint=verdict.error.hint or hint)
             self._retries.note(_subject(what), shown, backoff.failures, backoff.seconds)
 

@@ -50,7 +50,12 @@ class PipelineObserver:
         """Every table that the run started with has been copied or has failed."""
 
     def epoch_recorded(self, report: EpochReport) -> None:
-        facts = {"epoch": report.number, "position": str(report.position), "rows": report.rows, "seconds": round(report.seconds, 3)}
+        facts = {
+            "epoch": report.number,
+            "position": str(report.position),
+            "rows": report.rows,
+            "seconds": round(report.seconds, 3),
+        }
         _log.info("epoch recorded", extra=facts)
 
     def table_failed(self, table: TableName, status: TableStatus) -> None:
@@ -61,7 +66,9 @@ class PipelineObserver:
 
     def warned(self, warning: PenstockError) -> None:
         """An operator should act, although nothing has stopped yet."""
-        _log.warning("operator needed", extra={"code": warning.code, "reason": warning.message, "fix": warning.hint})
+        _log.warning(
+            "operator needed", extra={"code": warning.code, "reason": warning.message, "fix": warning.hint}
+        )
 
     def announced(self, message: str) -> None:
         """A message to operators that needs no action now, such as a resync that starts by itself."""
@@ -69,4 +76,6 @@ class PipelineObserver:
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
         """A transient error. The pipeline, or the part of it that failed, tries again after the pause."""
-        _log.warning("pipeline interrupted", extra={"reason": reason, "pause_seconds": round(pause_seconds, 1)})
+        _log.warning(
+            "pipeline interrupted", extra={"reason": reason, "pause_seconds": round(pause_seconds, 1)}
+        )

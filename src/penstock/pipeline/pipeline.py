@@ -46,7 +46,14 @@ from penstock.pipeline.sources.resume_checks import load_memberships, over_holes
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
 from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
-from penstock.pipeline.table_selection import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.table_selection import (
+    Tables,
+    await_tables,
+    check_selected,
+    inspect_pipeline,
+    pause_ordered,
+    select_tables,
+)
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.pipeline.transform_sink import transforming
 from penstock.position import Position
@@ -95,7 +102,10 @@ class _EpochParts:
 
 
 class Pipeline:
-    """One configuration on one Spark session. `run` may be called once; `stop` from any thread, or from a signal handler."""
+    """One configuration on one Spark session.
+
+    `run` may be called once; `stop` from any thread, or from a signal handler.
+    """
 
     def __init__(
         self,
@@ -113,7 +123,9 @@ class Pipeline:
         self._address = config.source.address()
         self._root = config.sink.root
         self._reconciler: TableReconciler | None = None
-        self._sink = transforming(open_sink(config, spark, self._mode_of), spark, config.state, self._transform_of)
+        self._sink = transforming(
+            open_sink(config, spark, self._mode_of), spark, config.state, self._transform_of
+        )
         self._shadow_root = self._root / SHADOWS / config.pipeline
         self._reload = reload
         self._unfinished = SnapshotStore(self._root, config.pipeline)
@@ -198,14 +210,20 @@ class Pipeline:
     def _reloaded(self) -> PipelineConfig:
         """The configuration with the tables now in the file. An unreadable file changes nothing."""
         with suppress(ConfigError):
-            return self._config if self._reload is None else self._config.model_copy(update={"tables": self._reload().tables})
+            return (
+                self._config
+                if self._reload is None
+                else self._config.model_copy(update={"tables": self._reload().tables})
+            )
         return self._config
 
     def _may_pass(self, error: PenstockError) -> bool:
         """Whether to retry after the error. A separate capture that failed may be restarted by its
         supervisor.
         """
-        return error.recovery is Recovery.RETRY or (isinstance(error, CaptureFailedError) and self._capture.is_separate)
+        return error.recovery is Recovery.RETRY or (
+            isinstance(error, CaptureFailedError) and self._capture.is_separate
+        )
 
     def _find_goal(self) -> Position | None:
         with connect(self._address) as connection:
@@ -237,7 +255,15 @@ class Pipeline:
         config = self._config
         tracker = SchemaTracker(self._rule, self._inspect)
         dead_letters = open_dead_letter_queue(self._spark, lambda: self._config, self._mode_of)
-        resyncs = Resyncs(self._sink, self._observer, self._resync_ended, tracker, dead_letters, spool=config.spool, retries=self._retries)
+        resyncs = Resyncs(
+            self._sink,
+            self._observer,
+            self._resync_ended,
+            tracker,
+            dead_letters,
+            spool=config.spool,
+            retries=self._retries,
+        )
         log = EpochLog(self._root, config.pipeline)
         last = log.last()
         tables = TableLifecycle(
@@ -272,7 +298,12 @@ class Pipeline:
             source.check_server(connection)
             selection = select_tables(connection, config, seen=source.seen)
             tables = inspect_pipeline(
-                selection, self._sink, last, config.schema_rule, config.existing_policy, on_none_readable=self._none_readable
+                selection,
+                self._sink,
+                last,
+                config.schema_rule,
+                config.existing_policy,
+                on_none_readable=self._none_readable,
             )
             include_dropped(connection, tables, self._sink, last, with_overrides(config))
             pause_ordered(tables, load_overrides(config.state))
@@ -301,7 +332,10 @@ class Pipeline:
         """
         self._shared.check()
         self._unread_starts += 1
-        if self._unread_starts < attempts_without_any_target(errors) and not load_overrides(self._config.state).resync:
+        if (
+            self._unread_starts < attempts_without_any_target(errors)
+            and not load_overrides(self._config.state).resync
+        ):
             raise errors[0]
 
     def _ensure_trigger(self, applier: EpochApplier) -> None:
@@ -319,7 +353,9 @@ class Pipeline:
         Forgets snapshots that are finished, or whose table was removed or not captured since.
         """
         found = load_all_progress(self._root, self._config.pipeline)
-        for name in found.keys() & tables.filled.keys() | found.keys() - tables.statuses.keys() | tables.unpublished:
+        for name in (
+            found.keys() & tables.filled.keys() | found.keys() - tables.statuses.keys() | tables.unpublished
+        ):
             self._unfinished.forget(name)
         waiting = {table.name for table in tables.pending if table.name not in tables.unpublished}
         begun = {name: progress.fence for name, progress in found.items() if name in waiting}
@@ -362,7 +398,11 @@ class Pipeline:
             self._trouble = reason
 
     def _snapshots(
-        self, sink: Sink, listener: SnapshotListener, unfinished: SnapshotStore, dead_letters: SnapshotDeadLetters
+        self,
+        sink: Sink,
+        listener: SnapshotListener,
+        unfinished: SnapshotStore,
+        dead_letters: SnapshotDeadLetters,
     ) -> BackgroundSnapshots:
         source = source_adapter(self._config)
         coordinator = SnapshotCoordinator(
@@ -399,9 +439,19 @@ class Pipeline:
 
             resync = partial(self._start_resync, parts, resyncs)
             reconciler = TableReconciler(
-                self._config, self._sink, applier, snapshots, resync, parts.resyncs.abandon, self._observer, self._reload, self._retries
+                self._config,
+                self._sink,
+                applier,
+                snapshots,
+                resync,
+                parts.resyncs.abandon,
+                self._observer,
+                self._reload,
+                self._retries,
             )
-            reconciler.remove_deselected(applier.last.tables if applier.last is not None else (), tables.sources)
+            reconciler.remove_deselected(
+                applier.last.tables if applier.last is not None else (), tables.sources
+            )
             self._reconciler = reconciler
             reconciler.reconcile()
             maintenance = self._maintenance(parts)
@@ -414,7 +464,9 @@ class Pipeline:
                     self._capture.check_patience()
                 for each in (snapshots, *resyncs):
                     each.check()
-                resyncs[:] = [each for each in resyncs if not each.is_over]  # frees its sink and Spark sessions
+                resyncs[:] = [
+                    each for each in resyncs if not each.is_over
+                ]  # frees its sink and Spark sessions
                 if time.monotonic() >= settled_at:
                     self._retries.clear(PIPELINE)
                 maintenance.check()
@@ -452,7 +504,11 @@ class Pipeline:
         )
 
     def _start_resync(
-        self, parts: _EpochParts, running: list[BackgroundSnapshots], table: CatalogTable, act: Mapping[TableName, Membership]
+        self,
+        parts: _EpochParts,
+        running: list[BackgroundSnapshots],
+        table: CatalogTable,
+        act: Mapping[TableName, Membership],
     ) -> None:
         """Copy a table again beside its target, unless a copy is in progress or waits for its retry."""
         resyncs = parts.resyncs

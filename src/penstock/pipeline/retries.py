@@ -58,7 +58,10 @@ class Retry:
 
     def describe(self) -> str:
         fix = f"; fix: {self.remedy}" if self.remedy else ""
-        return f"{self.subject}: {self.reason}; failed {self.failures} times in a row, next attempt {self.next_attempt:%H:%M:%S} UTC{fix}"
+        return (
+            f"{self.subject}: {self.reason}; failed {self.failures} times in a row, next attempt "
+            f"{self.next_attempt:%H:%M:%S} UTC{fix}"
+        )
 
 
 class RetryLog:
@@ -74,7 +77,9 @@ class RetryLog:
         """Record that `subject` failed and is retried after the pause."""
         due = datetime.now(UTC) + timedelta(seconds=pause_seconds)
         with self._lock:
-            self._retries[subject] = Retry(subject, f"{error.code}: {error.message}", error.hint, failures, due)
+            self._retries[subject] = Retry(
+                subject, f"{error.code}: {error.message}", error.hint, failures, due
+            )
             self._write()
 
     def clear(self, subject: str) -> None:
@@ -112,7 +117,13 @@ def load_retries(state: Path) -> tuple[Retry, ...]:
         data = storage.read(state / FILE)
         found: list[dict[str, Any]] = [] if data is None else json.loads(data)["retries"]
         return tuple(
-            Retry(each["subject"], each["reason"], each["remedy"], each["failures"], datetime.fromisoformat(each["next_attempt"]))
+            Retry(
+                each["subject"],
+                each["reason"],
+                each["remedy"],
+                each["failures"],
+                datetime.fromisoformat(each["next_attempt"]),
+            )
             for each in found
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -14,7 +14,13 @@ import pyarrow as pa
 
 from penstock.change import ChangeCounts
 from penstock.config.policies import Route
-from penstock.errors import ConnectionLostError, MembersDifferError, PenstockError, TableError, UnsupportedTableError
+from penstock.errors import (
+    ConnectionLostError,
+    MembersDifferError,
+    PenstockError,
+    TableError,
+    UnsupportedTableError,
+)
 from penstock.pipeline.table_states import TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, check_mirrorable
@@ -37,7 +43,9 @@ def join_members(
     """The routed table that `members` form. Raises an error if one of the members cannot be mirrored."""
     if refused:
         name, error = min(refused.items(), key=lambda item: item[0])
-        raise MembersDifferError(f"{name}, which is routed into {into}, cannot be mirrored: {error.message}", hint=error.hint)
+        raise MembersDifferError(
+            f"{name}, which is routed into {into}, cannot be mirrored: {error.message}", hint=error.hint
+        )
     schema = joined_schema(into, column, [schemas[name] for name in members])
     check_mirrorable(schema, None)
     return CatalogTable(schema.oid, into, tuple(members[name] for name in sorted(members)), column), schema
@@ -94,7 +102,12 @@ def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) 
         return TableChanges(target.table, (), ChangeCounts())  # `routed_views` raises
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
     # A renamed member has another name, a recreated one another OID: `routed_views` reports both.
-    slices = [slice for each in found.tables.values() for slice in wanted(each) if slice.file.table in names or slice.file.oid in oids]
+    slices = [
+        slice
+        for each in found.tables.values()
+        for slice in wanted(each)
+        if slice.file.table in names or slice.file.oid in oids
+    ]
     if not slices:
         return None
     slices.sort(key=lambda slice: slice.file.min_position.value)
@@ -105,19 +118,25 @@ def _changes(table: TableName, slices: Sequence[FileSlice]) -> TableChanges:
     return TableChanges(table, tuple(slices), sum((slice.file.counts for slice in slices), ChangeCounts()))
 
 
-def routed_views(target: Target, changes: TableChanges, known: Mapping[int, TableSchema]) -> dict[TableSchema, View]:
+def routed_views(
+    target: Target, changes: TableChanges, known: Mapping[int, TableSchema]
+) -> dict[TableSchema, View]:
     """Column mapping for the changes of each member. Raises `ResyncRequired` if the target was filled from
     other members, or from other schemas of them.
     """
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        raise ConnectionLostError(f"the tables that are routed into {target.table} have changed since the catalog was last read")
+        raise ConnectionLostError(
+            f"the tables that are routed into {target.table} have changed since the catalog was last read"
+        )
     source, members = schema.members.source_column, {member.name: member for member in schema.members.schemas}
     views: dict[TableSchema, View] = {}
     for version in set(changes.schemas):
         member = members.get(version.name)
         if member is None or not is_same_shape(version, member):
-            raise ResyncRequired(f"{version.name}, which is routed into it, was altered, renamed or recreated")
+            raise ResyncRequired(
+                f"{version.name}, which is routed into it, was altered, renamed or recreated"
+            )
         names = {name: name for name in version.column_names}
         views[version] = View(names, {source: pa.scalar(str(version.name), pa.string())}, source=source)
     return views
@@ -148,7 +167,9 @@ def plan_work(
         if not status.is_applied or status.applied is None:
             continue
         try:
-            found = gather(targets[name], ranges[status.applied], routed) if status.applied in ranges else None
+            found = (
+                gather(targets[name], ranges[status.applied], routed) if status.applied in ranges else None
+            )
         except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
             failures[name] = error
             continue

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from penstock.sinks.postgres.targets import Naming
 
 
-def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[TableName], Mode] | None = None) -> Sink:
+def open_sink(
+    config: PipelineConfig, spark: SparkSession, mode_of: Callable[[TableName], Mode] | None = None
+) -> Sink:
     """`mode_of` overrides the modes of `config`, which may change while the pipeline runs."""
     modes = mode_of or config.mode_of
     if config.sink.postgres is not None:
@@ -28,7 +30,15 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
 
         scratch = config.sink.root / READS
         address, naming = _postgres(config.sink.postgres)
-        return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, mode_of=modes, spark=spark, scratch=scratch)
+        return PostgresSink(
+            SparkExecutors(spark),
+            address,
+            config.pipeline,
+            naming,
+            mode_of=modes,
+            spark=spark,
+            scratch=scratch,
+        )
     if config.sink.parquet is not None:
         from penstock.sinks.executors import SparkExecutors
         from penstock.sinks.parquet.sink import ParquetSink
@@ -42,15 +52,23 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
 
 
 def _iceberg_sink(
-    config: IcebergConfig, pipeline: str, spark: SparkSession, mode_of: Callable[[TableName], Mode], chosen: MaintenanceConfig
+    config: IcebergConfig,
+    pipeline: str,
+    spark: SparkSession,
+    mode_of: Callable[[TableName], Mode],
+    chosen: MaintenanceConfig,
 ) -> Sink:
     from penstock.sinks.iceberg.definition import IcebergPlace
     from penstock.sinks.iceberg.maintenance import EXPIRE_EVERY, Maintenance
     from penstock.sinks.iceberg.sink import IcebergSink
 
     expire_every = EXPIRE_EVERY if chosen.vacuum else 0
-    maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, expire_every, chosen.iceberg_versions)
-    place = IcebergPlace(config.catalog, config.warehouse, config.namespace, config.format_version, maintenance)
+    maintenance = Maintenance(
+        chosen.compact_after, chosen.iceberg_keep_seconds, expire_every, chosen.iceberg_versions
+    )
+    place = IcebergPlace(
+        config.catalog, config.warehouse, config.namespace, config.format_version, maintenance
+    )
     return IcebergSink(spark, place, pipeline, mode_of=mode_of)
 
 
@@ -71,7 +89,8 @@ def open_targets(config: PipelineConfig) -> Targets:
         iceberg = config.sink.iceberg
         if f"spark.sql.catalog.{iceberg.catalog}" in config.spark.conf:
             raise EnvironmentUnfitError(
-                f"the catalog {iceberg.catalog} can be queried only with Spark", hint="use `penstock verify`, which starts Spark"
+                f"the catalog {iceberg.catalog} can be queried only with Spark",
+                hint="use `penstock verify`, which starts Spark",
             )
         return HadoopTargets(iceberg.warehouse, iceberg.namespace, config.pipeline)
     from penstock.sinks.delta.log import DeltaTargets

@@ -31,7 +31,9 @@ _INACTIVE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL retained for the slot."""
+    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL retained for the
+    slot.
+    """
 
     pipeline: str
     slot_name: str
@@ -78,7 +80,9 @@ class PipelineStatus:
             return None
         if self.lag_bytes == 0 or self.spool_end is None or self.spool_end <= self.epoch.position:
             return 0.0
-        return (datetime.now(UTC) - self.epoch.commit_time).total_seconds() if self.epoch.commit_time else None
+        return (
+            (datetime.now(UTC) - self.epoch.commit_time).total_seconds() if self.epoch.commit_time else None
+        )
 
     @property
     def retained_bytes(self) -> int | None:
@@ -92,9 +96,18 @@ class PipelineStatus:
         capture = self.capture
         warnings = []
         if self.epoch is not None and self.slot is None and self.slot_name and self.source_error is None:
-            warnings = [f"slot {self.slot_name} is gone, and the targets have only the changes up to {self.epoch.position}: {COPY_AGAIN}"]
+            warnings = [
+                (
+                    f"slot {self.slot_name} is gone, and the targets have only the changes up to "
+                    f"{self.epoch.position}: {COPY_AGAIN}"
+                )
+            ]
         warnings += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
-        warnings += [_inactive_warning(each) for each in self.consumers if each.age_seconds > _INACTIVE_SECONDS and len(self.consumers) > 1]
+        warnings += [
+            _inactive_warning(each)
+            for each in self.consumers
+            if each.age_seconds > _INACTIVE_SECONDS and len(self.consumers) > 1
+        ]
         slot_warning = self._slot_warning
         warnings += [slot_warning] if slot_warning is not None else []
         if capture is None:
@@ -154,7 +167,8 @@ class PipelineStatus:
                 "open_transactions": [asdict(each) for each in capture.lag.holders] if capture.lag else [],
             },
             "consumers": {
-                each.name: {"released": str(each.released), "age_seconds": round(each.age_seconds, 1)} for each in self.consumers
+                each.name: {"released": str(each.released), "age_seconds": round(each.age_seconds, 1)}
+                for each in self.consumers
             },
             "warnings": list(self.warnings),
             "spool": {
@@ -173,7 +187,9 @@ class PipelineStatus:
             },
             "retries": [each.as_document() for each in self.retries],
             "dead_letters": {str(name): count for name, count in sorted(self.letters.items())},
-            "snapshots": {str(name): progress.as_document() for name, progress in sorted(self.snapshots.items())},
+            "snapshots": {
+                str(name): progress.as_document() for name, progress in sorted(self.snapshots.items())
+            },
         }
 
 
@@ -212,6 +228,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
 def _inactive_warning(consumer: Consumer) -> str:
     hours = consumer.age_seconds / 3600
     return (
-        f"consumer {consumer.name} has released nothing after {consumer.released} for {hours:.0f} h, and everything after it is kept: "
+        f"consumer {consumer.name} has released nothing after {consumer.released} for {hours:.0f} h, and "
+        "everything after it is kept: "
         f"start it, or remove it with `penstock capture CONFIG --forget {consumer.name}`"
     )

@@ -30,7 +30,10 @@ _SETTLED = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED, TableSta
 
 
 class TableLifecycle:
-    """One for each run. `statuses` is replaced, never changed in place, so every thread reads a consistent view."""
+    """One for each run.
+
+    `statuses` is replaced, never changed in place, so every thread reads a consistent view.
+    """
 
     def __init__(
         self,
@@ -65,9 +68,12 @@ class TableLifecycle:
         self._writing = threading.Lock()
         self._releasing = threading.Lock()
 
-    # states ----------------------------------------------------------------------------------------------------------------------
+    # states
+    # --------------------------------------------------------------------------------------------------------
 
-    def transition(self, name: TableName, event: TableEvent, update: Callable[[TableStatus], TableStatus] | None = None) -> bool:
+    def transition(
+        self, name: TableName, event: TableEvent, update: Callable[[TableStatus], TableStatus] | None = None
+    ) -> bool:
         """Apply the event. Returns False, without a change, if it is not allowed in the table's state.
 
         `update` gives the new status from the old one, whose state is already the new one. By default only
@@ -94,7 +100,10 @@ class TableLifecycle:
         with self._writing:
             live = {name: self.statuses[name] for name in self.live()}
             reached = {name: max(end, status.applied or end) for name, status in live.items()}
-            self.statuses = {**self.statuses, **{name: status.streaming(reached[name]) for name, status in live.items()}}
+            self.statuses = {
+                **self.statuses,
+                **{name: status.streaming(reached[name]) for name, status in live.items()},
+            }
         for name in live:
             self.retries.forget(name)
 
@@ -111,7 +120,11 @@ class TableLifecycle:
     def oids(self) -> dict[TableName, int]:
         """The source OID of each table to which changes may still be applied."""
         statuses, targets = self.statuses, self.targets.copy()
-        return {name: target.source_oid for name, target in targets.items() if name in statuses and not statuses[name].is_over}
+        return {
+            name: target.source_oid
+            for name, target in targets.items()
+            if name in statuses and not statuses[name].is_over
+        }
 
     @property
     def is_settled(self) -> bool:
@@ -121,9 +134,12 @@ class TableLifecycle:
     @property
     def is_copying(self) -> bool:
         """Whether a table waits for the start or the end of its snapshot."""
-        return any(status.state in (TableState.PENDING, TableState.SNAPSHOTTING) for status in self.statuses.values())
+        return any(
+            status.state in (TableState.PENDING, TableState.SNAPSHOTTING) for status in self.statuses.values()
+        )
 
-    # adding and removing tables ----------------------------------------------------------------------------------------------------
+    # adding and removing tables
+    # ----------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -166,7 +182,9 @@ class TableLifecycle:
 
     def _add_copied(self, target: Target) -> None:
         name, applied = target.table, target.applied
-        if self.transition(name, TableEvent.COPIED, lambda status: TableStatus(status.state, applied, applied)):
+        if self.transition(
+            name, TableEvent.COPIED, lambda status: TableStatus(status.state, applied, applied)
+        ):
             self.targets[name] = target
             self._kept.pop(name, None)
         else:
@@ -174,7 +192,10 @@ class TableLifecycle:
             self._sink.release_ownership(name)
 
     def add_filled(self, target: Target, *, paused: bool) -> None:
-        """Add a table whose target is filled already. Its changes are kept until the next epoch applies them."""
+        """Add a table whose target is filled already.
+
+        Its changes are kept until the next epoch applies them.
+        """
         assert target.applied is not None
         self.transition(target.table, TableEvent.FOUND, lambda status: TableStatus(status.state))
         with self._releasing:
@@ -210,7 +231,8 @@ class TableLifecycle:
 
         self._requests.append(part)
 
-    # operator requests -------------------------------------------------------------------------------------------------------------
+    # operator requests
+    # --------------------------------------------------------------------------------------------------------
 
     def pause(self, name: TableName) -> None:
         """From the next epoch on, do not change the target, and keep the table's changes."""
@@ -224,14 +246,17 @@ class TableLifecycle:
         if name in self.statuses and self.transition(name, event):
             self.retries.forget(name)
 
-    # resyncs and failures ------------------------------------------------------------------------------------------------------------
+    # resyncs and failures
+    # --------------------------------------------------------------------------------------------------------
 
     def request_resync(self, name: TableName, reason: str) -> None:
         """Before the next epoch, order a resync of the table."""
         self._requests.append(lambda: self.require_resync(name, reason))
 
     def require_resync(self, name: TableName, reason: str) -> None:
-        """Order a resync of a table that epochs cannot apply changes to; after too many within an hour the table fails."""
+        """Order a resync of a table that epochs cannot apply changes to; after too many within an hour the
+        table fails.
+        """
         status = self.statuses.get(name)
         if status is None or not status.is_followed:
             return
@@ -261,8 +286,14 @@ class TableLifecycle:
         """The resync ended without a copy. A table that cannot continue without one fails."""
         self._resyncs.stop_pausing(name)
         if name in self._resync_reasons:
-            why = f"table {name} needs a resync: {self._resync_reasons.pop(name)}; and its resync failed: {reason}"
-            self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once the cause is removed"))
+            why = (
+                f"table {name} needs a resync: {self._resync_reasons.pop(name)}; and its resync failed: "
+                f"{reason}"
+            )
+            self.fail(
+                name,
+                SchemaChangedError(why, hint=f"penstock tables resync {name}, once the cause is removed"),
+            )
 
     def request_dropped(self, name: TableName, reason: str) -> None:
         """Before the next epoch, mark the table as dropped at the source."""
@@ -272,7 +303,9 @@ class TableLifecycle:
         """Mark a table that the source dropped. Its target holds all its changes."""
         self._resyncs.stop_pausing(name)
         remedy = f"penstock tables remove, to forget {name}; its target stays as it is"
-        if self.transition(name, TableEvent.DROPPED, lambda status: replace(status, reason=reason, remedy=remedy)):
+        if self.transition(
+            name, TableEvent.DROPPED, lambda status: replace(status, reason=reason, remedy=remedy)
+        ):
             self._resync_reasons.pop(name, None)
             self.retries.forget(name)
             self._observer.announced(f"{name} is gone: {reason}")
@@ -298,7 +331,8 @@ class TableLifecycle:
 
         self._requests.append(fail)
 
-    # the epoch's side ----------------------------------------------------------------------------------------------------------------
+    # the epoch's side
+    # --------------------------------------------------------------------------------------------------------
 
     def request_epoch(self) -> None:
         """Have an epoch run although the source is idle."""
@@ -313,7 +347,8 @@ class TableLifecycle:
         while self._requests:
             self._requests.popleft()()
 
-    # spool positions -----------------------------------------------------------------------------------------------------------------
+    # spool positions
+    # --------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Release the spool up to the first position that a table needs. Holds the lock, so that no table
@@ -331,7 +366,11 @@ class TableLifecycle:
         """The position up to which no table needs changes. The next epoch starts at the recorded position;
         resyncs keep their own positions.
         """
-        held = [status.applied for status in self.statuses.values() if not status.is_over and status.applied is not None]
+        held = [
+            status.applied
+            for status in self.statuses.values()
+            if not status.is_over and status.applied is not None
+        ]
         return min([*held, *self._kept.copy().values(), self.recorded, *self._resyncs.holds])
 
 

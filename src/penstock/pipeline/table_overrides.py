@@ -44,7 +44,11 @@ class TableOverrides:
     def remove(self, names: Iterable[TableName]) -> TableOverrides:
         unwanted = frozenset(names)
         return TableOverrides(
-            self.added - unwanted, self.removed | unwanted, self.paused - unwanted, self.resync - unwanted, self.replay - unwanted
+            self.added - unwanted,
+            self.removed | unwanted,
+            self.paused - unwanted,
+            self.resync - unwanted,
+            self.replay - unwanted,
         )
 
     def pause(self, names: Iterable[TableName]) -> TableOverrides:
@@ -78,9 +82,13 @@ def load_overrides(state: Path) -> TableOverrides:
     try:
         document = json.loads(data)
         check_format(document, _FORMAT, state / FILE)
-        return TableOverrides(*(frozenset(map(TableName.parse, document.get(field, ()))) for field in _FIELDS))
+        return TableOverrides(
+            *(frozenset(map(TableName.parse, document.get(field, ()))) for field in _FIELDS)
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SpoolCorruptError(f"{state / FILE} has invalid content", hint="remove the file, and run the commands again") from error
+        raise SpoolCorruptError(
+            f"{state / FILE} has invalid content", hint="remove the file, and run the commands again"
+        ) from error
 
 
 def with_overrides(config: PipelineConfig) -> PipelineConfig:
@@ -96,6 +104,8 @@ def change_overrides(state: Path, change: Callable[[TableOverrides], TableOverri
         before = load_overrides(state)
         after = change(before)
         if after != before:
-            document = {"format": _FORMAT} | {field: sorted(map(str, getattr(after, field))) for field in _FIELDS}
+            document = {"format": _FORMAT} | {
+                field: sorted(map(str, getattr(after, field))) for field in _FIELDS
+            }
             storage.put(state / FILE, json.dumps(document, indent=2).encode())
         return after

@@ -41,7 +41,13 @@ from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.resume_checks import interrupted_error
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import TableOverrides, change_overrides, load_overrides
-from penstock.pipeline.table_selection import Selection, Tables, inspect_pipeline, select_tables, unreadable_hint
+from penstock.pipeline.table_selection import (
+    Selection,
+    Tables,
+    inspect_pipeline,
+    select_tables,
+    unreadable_hint,
+)
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect
@@ -72,7 +78,10 @@ def take_over(tables: Tables, sink: Sink, state: Path) -> None:
                 raise
             tables.statuses[name] = TableStatus.failed(error, None)
         else:
-            _log.warning("table was taken over", extra={"table": str(name), "policy": policy.value, "place": sink.describe(name)})
+            _log.warning(
+                "table was taken over",
+                extra={"table": str(name), "policy": policy.value, "place": sink.describe(name)},
+            )
 
 
 def _adopt(schema: TableSchema, sink: Sink, state: Path) -> None:
@@ -136,7 +145,10 @@ class TableReconciler:
 
     def __post_init__(self) -> None:
         self._parts = PartitionWatch(self.config.state, self.applier.truncates, self._auto_resyncs)
-        self._types = TypeWatch(self.config.state, lambda name, altered: self._auto_resyncs(name) or self._loses_rows(name, altered))
+        self._types = TypeWatch(
+            self.config.state,
+            lambda name, altered: self._auto_resyncs(name) or self._loses_rows(name, altered),
+        )
 
     def _auto_resyncs(self, name: TableName) -> bool:
         return self.config.schema_rule(name).auto_resync
@@ -169,7 +181,11 @@ class TableReconciler:
                 self.retries.clear(_SUBJECT)
         except Exception as error:  # noqa: BLE001 the epochs continue; the next attempt may succeed
             self._failures += 1
-            shown = error if isinstance(error, PenstockError) else SourceError(f"the source's tables could not be read: {describe(error)}")
+            shown = (
+                error
+                if isinstance(error, PenstockError)
+                else SourceError(f"the source's tables could not be read: {describe(error)}")
+            )
             self.retries.note(_SUBJECT, shown, self._failures, _QUERY_SECONDS)
             self._announce(str(shown))
 
@@ -186,7 +202,9 @@ class TableReconciler:
                 changed = True
                 self.config = self.config.model_copy(update={"tables": config.tables})
             elif config != self.config:
-                self._announce("the configuration has changed in more than its tables: restart the pipeline to use it")
+                self._announce(
+                    "the configuration has changed in more than its tables: restart the pipeline to use it"
+                )
         return changed
 
     def _announce(self, reason: str) -> None:
@@ -198,21 +216,34 @@ class TableReconciler:
         config = self.config.with_tables(orders.added, orders.removed)
         side = source_adapter(self.config)
         with connect(self.config.source.address()) as connection:
-            # Before the tables are read, so that a table dropped in between does not count as removed from the publication.
+            # Before the tables are read, so that a table dropped in between does not count as removed from
+            # the publication.
             sources = [source for sources in self._sources.values() for source in sources]
             interrupted = side.interrupted_tables(connection, sources)
             unidentified = side.unidentified_tables(connection, sources)
             selection = select_tables(connection, self.config, seen=side.seen)
-            lost = {name: oid for name, oid in self.tables.oids.items() if config.has(name) and not selection.knows(name)}
+            lost = {
+                name: oid
+                for name, oid in self.tables.oids.items()
+                if config.has(name) and not selection.knows(name)
+            }
             gone = drop_reasons(connection, lost, config.selects)
             moved = self._find_resyncs(connection, selection, orders)
         self._remove([name for name in self.tables.statuses if not config.has(name)])
         self._readd_recreated(
-            [name for name, each in self.tables.statuses.items() if each.state is TableState.GONE and name in selection.tables]
+            [
+                name
+                for name, each in self.tables.statuses.items()
+                if each.state is TableState.GONE and name in selection.tables
+            ]
         )
         self._remember_sources(selection.tables)
         known = self.tables.statuses
-        new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
+        new = {
+            name
+            for name in (*selection.tables, *selection.refused)
+            if name not in known and not self.snapshots.is_copying(name)
+        }
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
@@ -239,14 +270,29 @@ class TableReconciler:
         oids = self.tables.oids
         for name, table in selection.tables.items():
             status = self.tables.statuses.get(name)
-            if status is None or name in orders.resync or not (status.is_followed or status.state is TableState.PAUSED):
+            if (
+                status is None
+                or name in orders.resync
+                or not (status.is_followed or status.state is TableState.PAUSED)
+            ):
                 continue
-            source = next((source.name for source in table.sources if source.name in interrupted or source.name in unidentified), None)
+            source = next(
+                (
+                    source.name
+                    for source in table.sources
+                    if source.name in interrupted or source.name in unidentified
+                ),
+                None,
+            )
             if source is not None and oids.get(name) == table.oid:
-                error = unidentified.get(source) or interrupted_error(source, interrupted[source], name, self.sink.describe(name))
+                error = unidentified.get(source) or interrupted_error(
+                    source, interrupted[source], name, self.sink.describe(name)
+                )
                 self.tables.request_failure(name, error)
 
-    def _find_resyncs(self, connection: Connection, selection: Selection, orders: TableOverrides) -> dict[TableName, str]:
+    def _find_resyncs(
+        self, connection: Connection, selection: Selection, orders: TableOverrides
+    ) -> dict[TableName, str]:
         """Tables to resync because of changes that the WAL does not show: partitions with rows, altered
         types.
         """
@@ -255,7 +301,12 @@ class TableReconciler:
         paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
         side = source_adapter(self.config)
         moved = self._parts.find_moved(
-            connection, selection.tables, applied, paused, partial(side.seen, connection), finds_deletes=side.positions_are_polls
+            connection,
+            selection.tables,
+            applied,
+            paused,
+            partial(side.seen, connection),
+            finds_deletes=side.positions_are_polls,
         )
         altered = self._types.find_altered(connection, selection.schemas, applied, orders.resync)
         moved |= {name: str(reason) for name, reason in altered.items()}
@@ -263,7 +314,10 @@ class TableReconciler:
             reason = moved.pop(name)
             if name in altered and self._loses_rows(name, altered[name]):
                 hint = f"penstock tables resync {name} copies the table with its current values"
-                self.tables.request_failure(name, SchemaChangedError(f"changes of {name} no longer find their rows: {reason}", hint=hint))
+                self.tables.request_failure(
+                    name,
+                    SchemaChangedError(f"changes of {name} no longer find their rows: {reason}", hint=hint),
+                )
             else:
                 self.observer.announced(f"{name} keeps its rows: {reason}")
         return moved
@@ -274,14 +328,20 @@ class TableReconciler:
         """
         for name, status in self.tables.statuses.items():
             table = selection.tables.get(name)
-            if table is None or name in selection.refused or MembersDifferError.code not in (status.reason or ""):
+            if (
+                table is None
+                or name in selection.refused
+                or MembersDifferError.code not in (status.reason or "")
+            ):
                 continue
             if table.oid not in self._resynced_members and self.config.schema_rule(name).auto_resync:
                 self._resync([name], selection, {})
                 self._resynced_members.add(table.oid)
 
     def _remember_sources(self, tables: Mapping[TableName, CatalogTable]) -> None:
-        self._sources |= {name: tuple(source.name for source in table.sources) for name, table in tables.items()}
+        self._sources |= {
+            name: tuple(source.name for source in table.sources) for name, table in tables.items()
+        }
 
     def remove_deselected(self, known: Iterable[TableName], tables: Mapping[TableName, CatalogTable]) -> None:
         """Remove tables of the last epoch that are no longer selected: deselected while no pipeline ran, or
@@ -324,7 +384,9 @@ class TableReconciler:
 
     def _add(self, selection: Selection, orders: TableOverrides) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
+        tables = inspect_pipeline(
+            selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy
+        )
         for name in tables.returned:
             self.sink.release_ownership(name)
         try:
@@ -367,7 +429,9 @@ class TableReconciler:
             elif name not in orders.paused and status.state is TableState.PAUSED:
                 self._resume(name, status)
 
-    def _resync(self, names: Iterable[TableName], selection: Selection, gone: Mapping[TableName, str]) -> None:
+    def _resync(
+        self, names: Iterable[TableName], selection: Selection, gone: Mapping[TableName, str]
+    ) -> None:
         for name in names:
             status = self.tables.statuses.get(name)
             if status is None or self.snapshots.is_copying(name):
@@ -393,7 +457,10 @@ class TableReconciler:
             if isinstance(error, ConnectionLostError) or decide(error, name).action is Action.STOP:
                 raise
             hint = unreadable_hint(self.sink.describe(name))
-            unread = TableFailedError(f"table {name} cannot be resynced, because its target cannot be read: {describe(error)}", hint=hint)
+            unread = TableFailedError(
+                f"table {name} cannot be resynced, because its target cannot be read: {describe(error)}",
+                hint=hint,
+            )
             self._unread[name] = self._unread.get(name, 0) + 1
             self.retries.note(f"resync of {name}", unread, self._unread[name], _QUERY_SECONDS)
             return
@@ -410,7 +477,9 @@ class TableReconciler:
         """Resync a table. It is published first if it is not published, so that no change after the copy is
         missed.
         """
-        self.start_resync(table, source_adapter(self.config).provision_resync([source.name for source in table.sources]))
+        self.start_resync(
+            table, source_adapter(self.config).provision_resync([source.name for source in table.sources])
+        )
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
         """A table that was paused before its snapshot is added as a new one."""

@@ -87,7 +87,9 @@ class Tables:
     @property
     def live(self) -> list[TableName]:
         """Tables that exist in the source and have not failed."""
-        return [name for name, status in self.statuses.items() if not status.is_over and name not in self.gone]
+        return [
+            name for name, status in self.statuses.items() if not status.is_over and name not in self.gone
+        ]
 
     @property
     def capturable(self) -> list[TableName]:
@@ -96,21 +98,31 @@ class Tables:
 
     def sources_of(self, name: TableName) -> tuple[TableName, ...]:
         """The source tables of a pipeline table: one, or the members of a routed table."""
-        return tuple(source.name for source in self.sources[name].sources) if name in self.sources else (name,)
+        return (
+            tuple(source.name for source in self.sources[name].sources) if name in self.sources else (name,)
+        )
 
     @property
     def owners(self) -> dict[TableName, TableName]:
         """The pipeline table of each source table."""
-        return {source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)}
+        return {
+            source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)
+        }
 
     @property
     def pending(self) -> list[CatalogTable]:
-        return [self.sources[name] for name, status in self.statuses.items() if status.state is TableState.PENDING]
+        return [
+            self.sources[name] for name, status in self.statuses.items() if status.state is TableState.PENDING
+        ]
 
     @property
     def adopted(self) -> list[TableName]:
         """Adopted tables that a resync is replacing, or will replace."""
-        return [name for name, status in self.statuses.items() if status.state is TableState.SNAPSHOTTING and status.applied is None]
+        return [
+            name
+            for name, status in self.statuses.items()
+            if status.state is TableState.SNAPSHOTTING and status.applied is None
+        ]
 
     @property
     def filled(self) -> dict[TableName, Position]:
@@ -118,7 +130,10 @@ class Tables:
         return {
             name: status.applied
             for name, status in self.statuses.items()
-            if not status.is_over and status.applied is not None and name not in self.resyncs and name not in self.gone
+            if not status.is_over
+            and status.applied is not None
+            and name not in self.resyncs
+            and name not in self.gone
         }
 
 
@@ -137,7 +152,12 @@ class Selection:
     @property
     def sources(self) -> list[CatalogTable]:
         """The source tables of the selected tables, without refused ones."""
-        return [source for name, table in self.tables.items() if name not in self.refused for source in table.sources]
+        return [
+            source
+            for name, table in self.tables.items()
+            if name not in self.refused
+            for source in table.sources
+        ]
 
     def knows(self, name: TableName) -> bool:
         """Whether the source has the table or, for a routed table, its members, even if these differ."""
@@ -146,7 +166,11 @@ class Selection:
     @property
     def source_schemas(self) -> list[TableSchema]:
         """The schemas of the source tables."""
-        return [each for schema in self.schemas.values() for each in ((schema,) if schema.members is None else schema.members.schemas)]
+        return [
+            each
+            for schema in self.schemas.values()
+            for each in ((schema,) if schema.members is None else schema.members.schemas)
+        ]
 
 
 def select_tables(
@@ -166,7 +190,9 @@ def select_tables(
     """
     config = with_overrides(config)
     source = _source(config)
-    tables = {table.name: table for table in inspect_tables(connection) if _is_selected(config, source, table)}
+    tables = {
+        table.name: table for table in inspect_tables(connection) if _is_selected(config, source, table)
+    }
     schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.published_by)
     selection = Selection(tables, schemas, {}, seen(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
@@ -181,7 +207,8 @@ def select_tables(
             transform = config.transform_of(name)
             if route is not None and transform is not None:
                 raise UnsupportedTableError(
-                    f"table {name} is routed into {route.into}, and a rule transforms its columns or rows; these cannot be combined",
+                    f"table {name} is routed into {route.into}, and a rule transforms its columns or rows; "
+                    "these cannot be combined",
                     hint="remove columns:, where: and sql: from the rules that select it, or remove into:",
                 )
             if transform is None:
@@ -190,7 +217,11 @@ def select_tables(
                 check_names(transform.schema(schema), mode)
         except TableError as error:
             selection.refused[name] = error
-    misnamed = {each.name: each.error() for each in inspect_misnamed(connection).values() if each.is_table and config.selects(each.name)}
+    misnamed = {
+        each.name: each.error()
+        for each in inspect_misnamed(connection).values()
+        if each.is_table and config.selects(each.name)
+    }
     selection.refused.update(misnamed)
     unknown = [name for name in config.named_tables if name not in tables and name not in misnamed]
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
@@ -199,7 +230,9 @@ def select_tables(
         check = lambda schema: check_names(schema, config.mode_of(schema.name))  # noqa: E731
         route_tables(selection.tables, selection.schemas, selection.refused, config.route_of, check)
     if config.sink.postgres is None:
-        selection.refused.update({name: found for name in selection.tables if (found := reserved_schema(name)) is not None})
+        selection.refused.update(
+            {name: found for name in selection.tables if (found := reserved_schema(name)) is not None}
+        )
     return selection
 
 
@@ -218,8 +251,14 @@ def check_names(schema: TableSchema, mode: Mode) -> None:
 def check_selected(selection: Selection, source: str) -> None:
     """Raise an error if no table can be mirrored. If tables were refused, it is the error of one of them."""
     if not selection.tables:
-        hint = "check tables: in the configuration (names are case-sensitive); `penstock run` without --once waits until a pattern matches"
-        raise next(iter(selection.refused.values()), NoTablesError(f"no table of {source} matches a pattern of tables:", hint=hint))
+        hint = (
+            "check tables: in the configuration (names are case-sensitive); `penstock run` without "
+            "--once waits until a pattern matches"
+        )
+        raise next(
+            iter(selection.refused.values()),
+            NoTablesError(f"no table of {source} matches a pattern of tables:", hint=hint),
+        )
 
 
 def await_tables(
@@ -239,7 +278,10 @@ def await_tables(
                 return config
         if not is_reported:
             source = config.source.address().describe()
-            tell(f"no table of {source} matches a pattern of tables: yet; looking again every {_QUERY_SECONDS:.0f} s")
+            tell(
+                f"no table of {source} matches a pattern of tables: yet; looking again every "
+                f"{_QUERY_SECONDS:.0f} s"
+            )
             is_reported = True
         if pause(_QUERY_SECONDS):
             return None
@@ -248,7 +290,9 @@ def await_tables(
 def is_any_selected(connection: Connection, config: PipelineConfig) -> bool:
     """Whether a table is named, or an existing table matches a pattern."""
     config = with_overrides(config)
-    return bool(config.named_tables) or any(_is_selected(config, _source(config), table) for table in inspect_tables(connection))
+    return bool(config.named_tables) or any(
+        _is_selected(config, _source(config), table) for table in inspect_tables(connection)
+    )
 
 
 def _is_selected(config: PipelineConfig, source: SourceAdapter, table: CatalogTable) -> bool:
@@ -302,7 +346,11 @@ def inspect_pipeline(
             continue
         if target is not None and target.applied is not None:
             tables.targets[name] = target
-            reason = find_resync_reason(schema, target, rule_of(name).transform) if rule_of(name).auto_resync else None
+            reason = (
+                find_resync_reason(schema, target, rule_of(name).transform)
+                if rule_of(name).auto_resync
+                else None
+            )
             if reason is not None:
                 tables.resyncs[name] = reason
         tables.statuses[name] = status_of(tables.targets.get(name), name, last)
@@ -343,13 +391,18 @@ class _LoadedTarget:
 
 
 def _find_unreadable(
-    loaded: Collection[_LoadedTarget], describe: Callable[[TableName], str], on_none_readable: Callable[[Sequence[PenstockError]], None]
+    loaded: Collection[_LoadedTarget],
+    describe: Callable[[TableName], str],
+    on_none_readable: Callable[[Sequence[PenstockError]], None],
 ) -> dict[TableName, PenstockError]:
     """Tables whose target cannot be read, with the error each fails with."""
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
     if found and len(found) == len(loaded):
         on_none_readable(list(found.values()))
-    return {name: final(type(error)(error.message, hint=unreadable_hint(describe(name))), name) for name, error in found.items()}
+    return {
+        name: final(type(error)(error.message, hint=unreadable_hint(describe(name))), name)
+        for name, error in found.items()
+    }
 
 
 def unreadable_hint(place: str) -> str:
@@ -359,9 +412,13 @@ def unreadable_hint(place: str) -> str:
     return f"restore {place}, or remove it, so that the table is copied as a new one"
 
 
-def _place_foreign(tables: Tables, name: TableName, error: TargetForeignError, policy: ExistingPolicy) -> None:
+def _place_foreign(
+    tables: Tables, name: TableName, error: TargetForeignError, policy: ExistingPolicy
+) -> None:
     if policy is ExistingPolicy.REFUSE:
-        refused = TargetForeignError(error.message, hint=f"{error.hint}; or set existing: adopt, or existing: replace, for {name}")
+        refused = TargetForeignError(
+            error.message, hint=f"{error.hint}; or set existing: adopt, or existing: replace, for {name}"
+        )
         tables.statuses[name] = TableStatus.failed(refused, None)
     else:
         tables.foreign[name] = policy
@@ -375,14 +432,17 @@ def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
         return False
     if not rule.auto_resync:
         raise SchemaChangedError(
-            f"table {name} did not exist for a time: {recorded.reason}; a resync would lose the rows that only its target has",
+            f"table {name} did not exist for a time: {recorded.reason}; a resync would lose the rows that "
+            "only its target has",
             hint=f"penstock tables resync {name} copies it with its current schema",
         )
     return True
 
 
 def find_indistinct(
-    names: Iterable[TableName], are_distinct: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]
+    names: Iterable[TableName],
+    are_distinct: Callable[[TableName, TableName], bool],
+    describe: Callable[[TableName], str],
 ) -> dict[TableName, PenstockError]:
     """Refuse tables whose names differ only in case if the target does not distinguish case: they would
     overwrite each other.
@@ -396,7 +456,8 @@ def find_indistinct(
             listed = ", ".join(map(str, alike))
             for name in alike:
                 refused[name] = UnsupportedTableError(
-                    f"the names of {listed} differ only in case, and {describe(name)} is the same target for all of them",
+                    f"the names of {listed} differ only in case, and {describe(name)} is the same target "
+                    "for all of them",
                     hint="rename or exclude all of them but one",
                 )
     return refused
@@ -412,14 +473,16 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
     if not is_made_by(target, rule.transform):
         raise SchemaChangedError(
             f"columns:, where: or sql: of table {schema.name} changed since {place} was filled",
-            hint=f"restore them, or run penstock tables resync {schema.name}, or remove {place} and run again to copy the table again",
+            hint=f"restore them, or run penstock tables resync {schema.name}, or remove {place} and run "
+            "again to copy the table again",
         )
     schema = schema if rule.transform is None else rule.transform.schema(schema)
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
     is_same = schema.key == target.key and found.equals(target.schema)
     if schema.oid != target.source_oid or (rule.policy is SchemaPolicy.STOP and not is_same):
         raise SchemaChangedError(
-            f"table {schema.name} was re-created, or changed its columns or its key, since {place} was filled",
+            f"table {schema.name} was re-created, or changed its columns or its key, since {place} was "
+            "filled",
             hint=f"remove {place} and run again to copy the table again",
         )
 
@@ -443,7 +506,9 @@ def pause_ordered(tables: Tables, orders: TableOverrides) -> None:
             tables.statuses[name] = replace(status, state=TableState.PAUSED)
 
 
-def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:
+def fail_unpublished(
+    tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]
+) -> None:
     """Fail tables that were filled before and were not published since: the changes in between are lost."""
     owners = tables.owners
     for source in added:
@@ -472,7 +537,9 @@ def status_of(target: Target | None, name: TableName, last: Epoch | None) -> Tab
         return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
     if recorded.state is not TableState.STREAMING:
         # The table took no part in that epoch: it was being copied, or paused.
-        return TableStatus(TableState.CATCHING_UP, max(target.applied, recorded.applied or target.applied), target.applied)
+        return TableStatus(
+            TableState.CATCHING_UP, max(target.applied, recorded.applied or target.applied), target.applied
+        )
     return TableStatus(TableState.CATCHING_UP, max(target.applied, last.position), target.applied)
 
 
@@ -498,7 +565,8 @@ def fail_over_holes(
         raise next(iter(holes.values()))
     for name in holes:
         rewound_error = TargetRewoundError(
-            f"{describe(name)} holds {name} only up to {tables.statuses[name].applied}, and the changes after that are lost",
+            f"{describe(name)} holds {name} only up to {tables.statuses[name].applied}, and the changes "
+            "after that are lost",
             hint=f"remove {describe(name)} and run again to copy the table again",
         )
         tables.statuses[name] = TableStatus.failed(rewound_error, tables.statuses[name].applied)

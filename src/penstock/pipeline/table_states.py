@@ -1,8 +1,8 @@
 """States of a table, the events that change them, and the table of transitions.
 
-`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event that the current state has no
-transition for changes nothing: events arrive from several threads, and a table may have failed or been removed first.
-The same table is in docs/explanation/table-states.md, and a test compares both.
+`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event that the
+current state has no transition for changes nothing: events arrive from several threads, and a table may have
+failed or been removed first. The same table is in docs/explanation/table-states.md, and a test compares both.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ class TableState(StrEnum):
     STREAMING = "streaming"
     """The target equals the source at the end of every epoch."""
     RETRYING = "retrying"
-    """Applying changes failed. They are kept, the other tables continue, and a later epoch tries again after a growing pause."""
+    """Applying changes failed.
+
+    They are kept, the other tables continue, and a later epoch tries again after a growing pause.
+    """
     PAUSED = "paused"
     """Paused by an operator. The target stays as it is, and the spool keeps the changes after it."""
     FAILED = "failed"
-    """The table needs an operator. It stays failed across restarts until it is resynced or its target is removed."""
+    """The table needs an operator.
+
+    It stays failed across restarts until it is resynced or its target is removed.
+    """
     GONE = "gone"
     """The source dropped the table and all its changes are applied. The target stays as it is."""
 
@@ -55,7 +61,10 @@ class TableEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: in any of these states, this event leads to that state. None: not a table of the pipeline."""
+    """One row of the table: in any of these states, this event leads to that state.
+
+    None: not a table of the pipeline.
+    """
 
     before: frozenset[TableState | None]
     event: TableEvent
@@ -71,19 +80,56 @@ _ANY = _NOT_OVER | {TableState.FAILED, TableState.GONE}
 _NEW: frozenset[TableState | None] = frozenset({None})
 
 TRANSITIONS = (
-    Transition(_NEW | {TableState.PENDING}, TableEvent.FOUND, TableState.PENDING, "start-up and the table reconciler"),
-    Transition(_NEW | {TableState.SNAPSHOTTING}, TableEvent.ADOPTED, TableState.SNAPSHOTTING, "start-up and the table reconciler"),
-    Transition(_WAITING, TableEvent.SNAPSHOT_STARTED, TableState.SNAPSHOTTING, "the snapshot thread, once the fence is known"),
+    Transition(
+        _NEW | {TableState.PENDING}, TableEvent.FOUND, TableState.PENDING, "start-up and the table reconciler"
+    ),
+    Transition(
+        _NEW | {TableState.SNAPSHOTTING},
+        TableEvent.ADOPTED,
+        TableState.SNAPSHOTTING,
+        "start-up and the table reconciler",
+    ),
+    Transition(
+        _WAITING,
+        TableEvent.SNAPSHOT_STARTED,
+        TableState.SNAPSHOTTING,
+        "the snapshot thread, once the fence is known",
+    ),
     Transition(_WAITING, TableEvent.COPIED, TableState.CATCHING_UP, "the epoch after the last chunk"),
     Transition(_APPLIED, TableEvent.APPLIED, TableState.STREAMING, "the epoch"),
     Transition(_APPLIED, TableEvent.APPLY_FAILED, TableState.RETRYING, "the epoch"),
-    Transition(frozenset({TableState.RETRYING}), TableEvent.RETRY_DUE, TableState.CATCHING_UP, "the first epoch after the pause"),
-    Transition(_FOLLOWED, TableEvent.RESYNC_REQUIRED, TableState.SNAPSHOTTING, "the epoch, after a change it cannot follow"),
+    Transition(
+        frozenset({TableState.RETRYING}),
+        TableEvent.RETRY_DUE,
+        TableState.CATCHING_UP,
+        "the first epoch after the pause",
+    ),
+    Transition(
+        _FOLLOWED,
+        TableEvent.RESYNC_REQUIRED,
+        TableState.SNAPSHOTTING,
+        "the epoch, after a change it cannot follow",
+    ),
     Transition(_ANY, TableEvent.RESYNCED, TableState.CATCHING_UP, "the epoch that swaps the copy in"),
-    Transition(_FOLLOWED | _NEW | {TableState.PAUSED}, TableEvent.PAUSED, TableState.PAUSED, "an operator: `penstock tables pause`"),
-    Transition(frozenset({TableState.PAUSED}), TableEvent.RESUMED, TableState.CATCHING_UP, "an operator: `penstock tables resume`"),
+    Transition(
+        _FOLLOWED | _NEW | {TableState.PAUSED},
+        TableEvent.PAUSED,
+        TableState.PAUSED,
+        "an operator: `penstock tables pause`",
+    ),
+    Transition(
+        frozenset({TableState.PAUSED}),
+        TableEvent.RESUMED,
+        TableState.CATCHING_UP,
+        "an operator: `penstock tables resume`",
+    ),
     Transition(_NOT_OVER, TableEvent.DROPPED, TableState.GONE, "the epoch with the table's last change"),
-    Transition(_ANY | _NEW, TableEvent.FAILED, TableState.FAILED, "start-up, the reconciler, a snapshot, the epoch or maintenance"),
+    Transition(
+        _ANY | _NEW,
+        TableEvent.FAILED,
+        TableState.FAILED,
+        "start-up, the reconciler, a snapshot, the epoch or maintenance",
+    ),
     Transition(_ANY, TableEvent.REMOVED, None, "the epoch after the table was deselected"),
 )
 
@@ -104,7 +150,9 @@ def next_state(state: TableState | None, event: TableEvent) -> TableState | None
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A state, the applied position, and for a table that failed or is being retried the reason and the remedy."""
+    """A state, the applied position, and for a table that failed or is being retried the reason and the
+    remedy.
+    """
 
     state: TableState
     applied: Position | None = None
@@ -115,7 +163,10 @@ class TableStatus:
     remedy: str | None = None
 
     def streaming(self, applied: Position) -> TableStatus:
-        """Streaming at `applied`. A streaming table keeps its warning; the reason for any other state is dropped."""
+        """Streaming at `applied`.
+
+        A streaming table keeps its warning; the reason for any other state is dropped.
+        """
         if self.state is TableState.STREAMING:
             return replace(self, applied=applied)
         return TableStatus(TableState.STREAMING, applied, self.committed)

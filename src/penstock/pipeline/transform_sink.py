@@ -22,21 +22,45 @@ from typing_extensions import override
 
 from penstock import storage
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
+from penstock.errors import (
+    PenstockError,
+    RowRefusedError,
+    SchemaChangedError,
+    SinkError,
+    TableRewrittenError,
+    ValuesMissingError,
+)
 from penstock.pipeline.dead_letters.snapshot_rejections import RejectedRowsFile
 from penstock.pipeline.snapshots.executors import AskingSink, ChunkAsker
 from penstock.pipeline.snapshots.task import RejectingWriter, write_file
 from penstock.position import Position
 from penstock.postgres.chunks import OnRejected
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import (
+    ChangedRows,
+    ChunkWriter,
+    Sink,
+    SnapshotFile,
+    SnapshotPlace,
+    TableChanges,
+    Target,
+)
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.row_values import View
 from penstock.spark.query_plan import answer
 from penstock.spool.reader import FileSlice
 from penstock.transforms.computed import spark_columns
 from penstock.transforms.spark_exchange import Queries
-from penstock.transforms.staging import BatchTransform, KeysTask, StageTask, ask, ask_rows, plan_stages, restage, stage
+from penstock.transforms.staging import (
+    BatchTransform,
+    KeysTask,
+    StageTask,
+    ask,
+    ask_rows,
+    plan_stages,
+    restage,
+    stage,
+)
 from penstock.transforms.transform import Fitted, Transform, is_made_by
 
 if TYPE_CHECKING:
@@ -62,7 +86,12 @@ TransformOf = Callable[[TableName], Transform | None]
 
 class TransformingSink(Sink, AskingSink):
     def __init__(
-        self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path, queries: Queries | None = None
+        self,
+        sink: Sink,
+        transform_of: TransformOf,
+        executors: Executors,
+        directory: Path,
+        queries: Queries | None = None,
     ) -> None:
         """`directory` holds transformed files until they are applied; executors must be able to access it.
         `queries` evaluates Spark expressions.
@@ -78,7 +107,8 @@ class TransformingSink(Sink, AskingSink):
         """The sink that writes the transformed rows."""
         return self._sink
 
-    # snapshots -------------------------------------------------------------------------------------------------------------------
+    # snapshots
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
@@ -93,7 +123,11 @@ class TransformingSink(Sink, AskingSink):
     def writer_for(self, schema: TableSchema) -> ChunkWriter | None:
         transform = self._transform_of(schema.name)
         writer = self._sink.writer_for(schema)
-        return writer if transform is None else _TransformingWriter(BatchTransform(transform.fit(schema)), writer or write_file)
+        return (
+            writer
+            if transform is None
+            else _TransformingWriter(BatchTransform(transform.fit(schema)), writer or write_file)
+        )
 
     @override
     def asker_for(self, schema: TableSchema) -> ChunkAsker | None:
@@ -105,7 +139,9 @@ class TransformingSink(Sink, AskingSink):
         return ChunkAsker(fitted, self._sink.writer_for(schema) or write_file, self._queries, self._directory)
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         """Whether the written chunks can be used: they must have been written with the same transform."""
         transform, target = self._transform_of(schema.name), self._sink.load_target(schema.name)
         if target is None or not is_made_by(target, transform):
@@ -118,7 +154,9 @@ class TransformingSink(Sink, AskingSink):
         self._sink.finish_snapshot(self._seen(schema), files, fence)
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         self._check_begun(schema)
         transform = self._transform_of(schema.name)
         if transform is not None and not changed.is_made:
@@ -134,7 +172,9 @@ class TransformingSink(Sink, AskingSink):
         made = self._restaged(transform.fit(schema), changed, _restage_diverting)
         return made, [str(path) for path in storage.list_paths(Path(made.keys).parent, "refused-*.parquet")]
 
-    def _restaged(self, fitted: Fitted, changed: ChangedRows, by: Callable[[KeysTask], SnapshotFile]) -> ChangedRows:
+    def _restaged(
+        self, fitted: Fitted, changed: ChangedRows, by: Callable[[KeysTask], SnapshotFile]
+    ) -> ChangedRows:
         directory = Path(changed.keys).parent / "transformed"
         storage.discard_tree(directory)
         keys, rows = directory / "keys", directory / "rows"
@@ -152,10 +192,15 @@ class TransformingSink(Sink, AskingSink):
             answers = self._answered(fitted, self._executors.run(ask_rows, asked) if asked else [], directory)
             tasks = [replace(task, answers=answers) for task in tasks]
         done = self._executors.run(by, tasks) if tasks else []
-        written = [str(rows / file.name) for task, file in zip(tasks, done, strict=True) if not task.is_keys and file.rows]
+        written = [
+            str(rows / file.name)
+            for task, file in zip(tasks, done, strict=True)
+            if not task.is_keys and file.rows
+        ]
         return ChangedRows(str(keys), tuple(written), is_made=True)
 
-    # epochs ----------------------------------------------------------------------------------------------------------------------
+    # epochs
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -173,8 +218,10 @@ class TransformingSink(Sink, AskingSink):
             if not transform.fit(changes.slices[-1].file.schema).is_filter:
                 raise
             raise RowRefusedError(
-                f"an update moved a row of {target.table} into the filter, and it lacks unchanged TOAST values",
-                hint=f"ALTER TABLE {target.table} REPLICA IDENTITY FULL; then penstock tables resync CONFIG {target.table}",
+                f"an update moved a row of {target.table} into the filter, and it lacks unchanged TOAST "
+                "values",
+                hint=f"ALTER TABLE {target.table} REPLICA IDENTITY FULL; "
+                f"then penstock tables resync CONFIG {target.table}",
             ) from error
         finally:
             storage.discard_tree(directory)
@@ -184,7 +231,9 @@ class TransformingSink(Sink, AskingSink):
         return self._sink.steps(slices, end)
 
     @override
-    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+    def find_rejected(
+        self, target: Target, changes: TableChanges, end: Position
+    ) -> dict[tuple[int, int], str]:
         transform = self._transform_of(target.table)
         if transform is None:
             return self._sink.find_rejected(target, changes, end)
@@ -196,11 +245,18 @@ class TransformingSink(Sink, AskingSink):
             storage.discard_tree(directory)
 
     def _staged(self, transform: Transform, changes: TableChanges, directory: Path) -> TableChanges:
-        shapes = [(schema, list(slices)) for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)]
-        plans = [plan_stages(slices, transform.fit(schema), directory, self._executors.parallelism) for schema, slices in shapes]
+        shapes = [
+            (schema, list(slices))
+            for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)
+        ]
+        plans = [
+            plan_stages(slices, transform.fit(schema), directory, self._executors.parallelism)
+            for schema, slices in shapes
+        ]
         if len(shapes) > 1 and any(task.together for plan in plans for task in plan):
             raise SchemaChangedError(
-                f"table {changes.table} was altered within an epoch whose changes lack unchanged TOAST values",
+                f"table {changes.table} was altered within an epoch whose changes lack unchanged TOAST "
+                "values",
                 hint=f"penstock tables resync CONFIG {changes.table}",
             )
         tasks = [task for at, plan in enumerate(plans) for task in self._asked(plan, directory / str(at))]
@@ -230,7 +286,8 @@ class TransformingSink(Sink, AskingSink):
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
         return self._sink.can_evolve(target, evolution)
 
-    # tables -------------------------------------------------------------------------------------------------------
+    # tables
+    # -------------------------------------------------------------------------------------------------------
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
@@ -246,7 +303,9 @@ class TransformingSink(Sink, AskingSink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        return TransformingSink(self._sink.shadow(copy), self._transform_of, self._executors, self._directory, self._queries)
+        return TransformingSink(
+            self._sink.shadow(copy), self._transform_of, self._executors, self._directory, self._queries
+        )
 
     @override
     def load_target(self, table: TableName) -> Target | None:
@@ -312,8 +371,14 @@ class TransformingSink(Sink, AskingSink):
     def _check_begun(self, schema: TableSchema) -> None:
         """Raise an error if the configured transform changed since the snapshot began."""
         target = self._sink.load_target(schema.name)
-        if target is not None and target.origin is not None and not is_made_by(target, self._transform_of(schema.name)):
-            raise TableRewrittenError(f"the transform of {schema.name} changed while it was copied; its snapshot starts again")
+        if (
+            target is not None
+            and target.origin is not None
+            and not is_made_by(target, self._transform_of(schema.name))
+        ):
+            raise TableRewrittenError(
+                f"the transform of {schema.name} changed while it was copied; its snapshot starts again"
+            )
 
     def _seen(self, schema: TableSchema) -> TableSchema:
         transform = self._transform_of(schema.name)
@@ -322,7 +387,9 @@ class TransformingSink(Sink, AskingSink):
 
 def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: TransformOf) -> TransformingSink:
     """`transform_of` is called for every use, because the configuration may change."""
-    return TransformingSink(sink, transform_of, SparkExecutors(spark), state / "transformed", SparkQueries(spark))
+    return TransformingSink(
+        sink, transform_of, SparkExecutors(spark), state / "transformed", SparkQueries(spark)
+    )
 
 
 def _restage_diverting(task: KeysTask) -> SnapshotFile:

@@ -65,7 +65,8 @@ class ChangeTableFacts:
         if not self.is_whole and (self.found.tables or self.found.functions):
             return PrivilegeError(
                 f"schema {schema} has part of a change table, or other objects with the same names",
-                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; or choose another name",
+                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; "
+                "or choose another name",
             )
         return None
 
@@ -117,18 +118,30 @@ def has_change_table(connection: Connection, schema: str) -> bool:
 
 def inspect_begin(connection: Connection, schema: str) -> Position:
     """The position after which a change table still contains everything; zero if there is none."""
-    return ChangeTable(connection, schema).inspect().confirmed if has_change_table(connection, schema) else Position.ZERO
+    return (
+        ChangeTable(connection, schema).inspect().confirmed
+        if has_change_table(connection, schema)
+        else Position.ZERO
+    )
 
 
-def inspect_triggered(connection: Connection, schema: str, tables: Iterable[TableName]) -> list[TriggeredRelation]:
+def inspect_triggered(
+    connection: Connection, schema: str, tables: Iterable[TableName]
+) -> list[TriggeredRelation]:
     """All `tables` in name order, read with one statement."""
-    rows: list[Any] = connection.execute(query("change_table", "relations"), _wanted(schema, tables)).fetchall()
+    rows: list[Any] = connection.execute(
+        query("change_table", "relations"), _wanted(schema, tables)
+    ).fetchall()
     return [_relation(row) for row in rows]
 
 
-def inspect_trigger_memberships(connection: Connection, schema: str, tables: Iterable[TableName]) -> dict[TableName, Membership]:
+def inspect_trigger_memberships(
+    connection: Connection, schema: str, tables: Iterable[TableName]
+) -> dict[TableName, Membership]:
     """The membership of each of `tables` that has its triggers."""
-    rows: list[Any] = connection.execute(query("change_table", "memberships"), _wanted(schema, tables)).fetchall()
+    rows: list[Any] = connection.execute(
+        query("change_table", "memberships"), _wanted(schema, tables)
+    ).fetchall()
     return {TableName(space, name): Membership(oid, act) for space, name, oid, act in rows}
 
 
@@ -143,7 +156,16 @@ def _relation(row: Any) -> TriggeredRelation:
     schema, name, oid, kind, persistence, root_schema, root_name, noted, apart, owner, ours, usable = row
     root = None if root_schema is None else TableName(root_schema, root_name)
     return TriggeredRelation(
-        TableName(schema, name), oid, kind, persistence, root, bool(noted), tuple(apart), owner, bool(ours), bool(usable)
+        TableName(schema, name),
+        oid,
+        kind,
+        persistence,
+        root,
+        bool(noted),
+        tuple(apart),
+        owner,
+        bool(ours),
+        bool(usable),
     )
 
 
@@ -183,12 +205,16 @@ class Installation:
                 for each in self._making():
                     connection.execute(each)
             if not has_change_table(connection, self.schema):
-                raise ChangeTableMissingError(f"the change table {self.schema} is being removed by another session", hint="try again")
+                raise ChangeTableMissingError(
+                    f"the change table {self.schema} is being removed by another session", hint="try again"
+                )
 
     def _attach(self, connection: Connection, table: TableName) -> None:
         # This lock does not block readers. Replacing a trigger needs a stronger one.
         _take(connection, table, "SHARE ROW EXCLUSIVE")
-        row: Any = connection.execute(query("change_table", "has_triggers"), _wanted(self.schema, [table])).fetchone()
+        row: Any = connection.execute(
+            query("change_table", "has_triggers"), _wanted(self.schema, [table])
+        ).fetchone()
         if row[0]:
             _take(connection, table, "ACCESS EXCLUSIVE")
         connection.execute(_of_table("attach", self.schema, table))
@@ -197,7 +223,10 @@ class Installation:
         if not self.needs_table:
             return []
         schema = [statement("create_schema", self.schema)] if self.needs_schema else []
-        install, grant = statement("install", self.schema), statement("grant", self.schema, role=sql.Identifier(self.role))
+        install, grant = (
+            statement("install", self.schema),
+            statement("grant", self.schema, role=sql.Identifier(self.role)),
+        )
         return [sql.SQL(";\n").join([*schema, install, lease_statement("create", self.schema), grant])]
 
     def _attaching(self) -> list[sql.Composed]:
@@ -222,7 +251,10 @@ def detach(connection: Connection, schema: str, tables: Collection[TableName]) -
     """
     kept = _detach(connection, schema, sorted(tables), _LockRetry(f"removing triggers of {schema}"))
     if kept:
-        _log.warning("tables keep their triggers", extra={"schema": schema, "kept": {str(table): why for table, why in kept.items()}})
+        _log.warning(
+            "tables keep their triggers",
+            extra={"schema": schema, "kept": {str(table): why for table, why in kept.items()}},
+        )
 
 
 def remove(connection: Connection, schema: str) -> None:
@@ -231,17 +263,26 @@ def remove(connection: Connection, schema: str) -> None:
     """
     with source_errors(f"removing the change table {schema}"):
         retry = _LockRetry(f"removing the change table {schema}")
-        rows: list[Any] = connection.execute(query("change_table", "tables_with_triggers"), {"schema": schema}).fetchall()
+        rows: list[Any] = connection.execute(
+            query("change_table", "tables_with_triggers"), {"schema": schema}
+        ).fetchall()
         kept = _detach(connection, schema, [TableName(*row) for row in rows], retry)
         # Triggers on tables of other roles are dropped with the schema, which belongs to this role.
         busy = [table for table, why in kept.items() if why == LockWaitError.code]
         if busy:
-            _log.warning("tables keep their triggers", extra={"schema": schema, "kept": [str(table) for table in busy]})
-            raise LockWaitError(f"removing the change table {schema}: {', '.join(map(str, busy))} stay locked and keep their triggers")
+            _log.warning(
+                "tables keep their triggers", extra={"schema": schema, "kept": [str(table) for table in busy]}
+            )
+            raise LockWaitError(
+                f"removing the change table {schema}: {', '.join(map(str, busy))} stay locked and keep "
+                "their triggers"
+            )
         retry.run(connection, partial(_drop, connection, schema))
 
 
-def _detach(connection: Connection, schema: str, tables: Iterable[TableName], retry: _LockRetry) -> dict[TableName, str]:
+def _detach(
+    connection: Connection, schema: str, tables: Iterable[TableName], retry: _LockRetry
+) -> dict[TableName, str]:
     """Remove triggers, and return the tables that keep theirs, each with the code of the reason."""
     kept = {}
     for table in tables:
@@ -293,7 +334,8 @@ class _LockRetry:
             except psycopg.errors.LockNotAvailable as error:
                 if time.monotonic() > self._deadline:
                     raise LockWaitError(
-                        f"{self._doing}: other sessions have held the required locks for {LOCK_SECONDS:.0f} seconds"
+                        f"{self._doing}: other sessions have held the required locks for "
+                        f"{LOCK_SECONDS:.0f} seconds"
                     ) from error
                 time.sleep(_PAUSE_SECONDS)
             else:
@@ -302,4 +344,6 @@ class _LockRetry:
 
 def _of_table(name: LiteralString, schema: str, table: TableName) -> sql.Composed:
     rows, truncates = map(sql.Identifier, trigger_names(schema))
-    return statement(name, schema, table=sql.Identifier(table.schema, table.name), rows=rows, truncates=truncates)
+    return statement(
+        name, schema, table=sql.Identifier(table.schema, table.name), rows=rows, truncates=truncates
+    )

@@ -56,13 +56,17 @@ def inspect_tables(connection: Connection) -> list[CatalogTable]:
     """All tables that can be captured, in name order. Not those in system schemas, partitions, temporary and
     unlogged tables, nor those of `inspect_misnamed`.
     """
-    rows: list[Any] = connection.execute(query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}).fetchall()
+    rows: list[Any] = connection.execute(
+        query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}
+    ).fetchall()
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
 def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
     """Views, materialized views, foreign and unlogged tables, with kind and persistence from the catalog."""
-    rows: list[Any] = connection.execute(query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}).fetchall()
+    rows: list[Any] = connection.execute(
+        query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}
+    ).fetchall()
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
 
 
@@ -121,7 +125,9 @@ def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, Ta
     tables.
     """
     wanted = [oid for oid in oids if oid < _OIDS]
-    rows: list[Any] = connection.execute(query("catalog", "names"), {"oids": wanted}).fetchall() if wanted else []
+    rows: list[Any] = (
+        connection.execute(query("catalog", "names"), {"oids": wanted}).fetchall() if wanted else []
+    )
     return {oid: TableName(schema, name) for oid, schema, name in rows}
 
 
@@ -156,7 +162,10 @@ def inspect_keys(connection: Connection, oids: Collection[int]) -> Mapping[int, 
     """The identity of the relations `oids`; those without a key are omitted."""
     parameters = {"oids": list(oids)}
     rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
-    return {oid: CatalogIdentity(tuple(names), frozenset(generated), is_full) for oid, names, generated, is_full in rows}
+    return {
+        oid: CatalogIdentity(tuple(names), frozenset(generated), is_full)
+        for oid, names, generated, is_full in rows
+    }
 
 
 def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
@@ -169,7 +178,9 @@ def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> 
     """The catalog's definition of types that are not built in: of these and the types that they consist of,
     or of all.
     """
-    rows: list[Any] = connection.execute(query("catalog", "types"), {"oids": None if oids is None else list(oids)}).fetchall()
+    rows: list[Any] = connection.execute(
+        query("catalog", "types"), {"oids": None if oids is None else list(oids)}
+    ).fetchall()
     return [TypeFact(*row) for row in rows]
 
 
@@ -182,7 +193,9 @@ def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
 
 
 def require_tables(connection: Connection, names: Sequence[TableName]) -> list[CatalogTable]:
-    """The tables by these names, each once and in the given order; `NoTablesError` if one cannot be captured."""
+    """The tables by these names, each once and in the given order; `NoTablesError` if one cannot be
+    captured.
+    """
     known = {table.name: table for table in inspect_tables(connection)}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -194,7 +207,10 @@ def require_tables(connection: Connection, names: Sequence[TableName]) -> list[C
 
 
 def inspect_schemas(
-    connection: Connection, tables: Collection[CatalogTable], policy: TypePolicy | None = None, publication: str | None = None
+    connection: Connection,
+    tables: Collection[CatalogTable],
+    policy: TypePolicy | None = None,
+    publication: str | None = None,
 ) -> dict[TableName, TableSchema]:
     """The current schemas of the tables, with the columns that the stream of `publication` contains. A fixed
     number of statements.
@@ -214,7 +230,9 @@ def inspect_schemas(
     for table in tables:
         own, identity = tuple(columns[table.oid]), keys.get(table.oid, _NO_IDENTITY)
         names = [column.name for column in own]
-        attributes = Attributes(tuple(numbers[table.oid]), *widths.get(table.oid, (0, "")), hidden_key=identity.hidden(names))
+        attributes = Attributes(
+            tuple(numbers[table.oid]), *widths.get(table.oid, (0, "")), hidden_key=identity.hidden(names)
+        )
         found[table.name] = TableSchema(table.oid, table.name, own, identity.key(names), attributes)
     return found
 
@@ -228,7 +246,10 @@ def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tu
 
 
 def inspect_schema(
-    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+    connection: Connection,
+    table: CatalogTable,
+    policy: TypePolicy | None = None,
+    publication: str | None = None,
 ) -> TableSchema:
     """As `inspect_schemas`, for one table."""
     return inspect_schemas(connection, [table], policy, publication)[table.name]
@@ -246,7 +267,10 @@ class KeyFault(StrEnum):
     def error(self, name: TableName) -> TableWithoutKeyError:
         what, fix = {
             KeyFault.MISSING: ("has no primary key", "ADD PRIMARY KEY (…);"),
-            KeyFault.NOTHING: ("has REPLICA IDENTITY NOTHING, which puts no key into the log", "REPLICA IDENTITY DEFAULT;"),
+            KeyFault.NOTHING: (
+                "has REPLICA IDENTITY NOTHING, which puts no key into the log",
+                "REPLICA IDENTITY DEFAULT;",
+            ),
             KeyFault.DEFERRABLE: (
                 "has a deferrable primary key, which does not go into the log",
                 "REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;",
@@ -259,16 +283,25 @@ class KeyFault(StrEnum):
                 ),
             ),
         }[self]
-        hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or choose the mode append for it, or exclude the table"
+        hint = (
+            f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or choose the mode append for it, "
+            "or exclude the table"
+        )
         return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be identified", hint=hint)
 
 
 def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -> dict[TableName, KeyFault]:
     """The tables among `schemas` without a usable key, with the reason."""
     schemas = list(schemas)
-    generated = {schema.name: KeyFault.GENERATED for schema in schemas if schema.attributes is not None and schema.attributes.hidden_key}
+    generated = {
+        schema.name: KeyFault.GENERATED
+        for schema in schemas
+        if schema.attributes is not None and schema.attributes.hidden_key
+    }
     names = {schema.oid: schema.name for schema in schemas if not schema.key and schema.name not in generated}
-    rows: list[Any] = connection.execute(query("catalog", "key_faults"), {"oids": list(names)}).fetchall() if names else []
+    rows: list[Any] = (
+        connection.execute(query("catalog", "key_faults"), {"oids": list(names)}).fetchall() if names else []
+    )
     known = {oid: KeyFault.NOTHING if is_nothing else KeyFault.DEFERRABLE for oid, is_nothing in rows}
     return {**generated, **{name: known.get(oid, KeyFault.MISSING) for oid, name in names.items()}}
 
@@ -277,7 +310,9 @@ def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int
     """Those of the tables `oids` whose changes always contain the whole old row: all of their heaps have
     replica identity FULL.
     """
-    rows: list[Any] = connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
+    rows: list[Any] = (
+        connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
+    )
     return {oid for (oid,) in rows}
 
 
@@ -289,7 +324,8 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
         raise fault.error(schema.name)
     if not schema.columns:
         raise UnsupportedTableError(
-            f"table {schema.name} has no columns, so there is nothing to copy", hint="exclude the table, or give it a column"
+            f"table {schema.name} has no columns, so there is nothing to copy",
+            hint="exclude the table, or give it a column",
         )
     seen: dict[str, str] = {}
     for name in schema.column_names:
@@ -299,10 +335,13 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
                 f"table {schema.name} has columns {other!r} and {name!r}, which Spark cannot distinguish",
                 hint="rename one of them, or exclude the table",
             )
-    maps = [column for column in schema.columns if column.name in schema.key and _holds_map(column.arrow_type)]
+    maps = [
+        column for column in schema.columns if column.name in schema.key and _holds_map(column.arrow_type)
+    ]
     if maps:
         raise UnsupportedTableError(
-            f"table {schema.name} has the key column {maps[0].name!r}, which becomes a map, and Spark cannot compare maps",
+            f"table {schema.name} has the key column {maps[0].name!r}, which becomes a map, and Spark "
+            "cannot compare maps",
             hint="give the table another primary key or replica identity, or exclude it",
         )
     reserved = sorted(METADATA_NAMES & seen.keys())
@@ -314,7 +353,9 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
 
 
 def _holds_map(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_map(arrow_type) or (pa.types.is_list(arrow_type) and _holds_map(arrow_type.value_type)))
+    return bool(
+        pa.types.is_map(arrow_type) or (pa.types.is_list(arrow_type) and _holds_map(arrow_type.value_type))
+    )
 
 
 _XIDS = 1 << 32
@@ -343,13 +384,17 @@ class CatalogShape:
         """Whether the shape includes what this transaction did: the log may contain a commit before its
         effects are visible.
         """
-        # A change contains 32 bits of the transaction id, which wrap around: half of all numbers are in the past.
+        # A change contains 32 bits of the transaction id, which wrap around: half of all numbers are in the
+        # past.
         past = (self.next_xid - xid) % _XIDS
         return 0 < past <= _XIDS // 2 and self.next_xid - past not in self.unfinished
 
 
 def inspect_shape(
-    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+    connection: Connection,
+    table: CatalogTable,
+    policy: TypePolicy | None = None,
+    publication: str | None = None,
 ) -> CatalogShape:
     """Inspect one table. Waits while another session holds an exclusive lock on a published table."""
     with connection.transaction():
@@ -357,7 +402,10 @@ def inspect_shape(
         row: Any = connection.execute(query("attributes", "open_transactions")).fetchone()
         schema = inspect_schema(connection, table, policy, publication)
         found: list[Any] = connection.execute(query("attributes", "missing"), {"oid": table.oid}).fetchall()
-    missing = {name: MissingValue(texts[0] if is_everywhere and len(texts) == 1 else None) for name, texts, is_everywhere in found}
+    missing = {
+        name: MissingValue(texts[0] if is_everywhere and len(texts) == 1 else None)
+        for name, texts, is_everywhere in found
+    }
     return CatalogShape(schema, missing, row[0], frozenset(row[1]))
 
 
@@ -391,7 +439,9 @@ def inspect_type_texts(connection: Connection, oids: Collection[int]) -> dict[in
     """For each of the types `oids`, the enums and composite types that it is or contains, by OID."""
     found: dict[int, dict[int, TypeText]] = {}
     wanted = [oid for oid in oids if oid >= _FIRST_OWN_OID]
-    rows: list[Any] = connection.execute(query("catalog", "type_texts"), {"oids": wanted}).fetchall() if wanted else []
+    rows: list[Any] = (
+        connection.execute(query("catalog", "type_texts"), {"oids": wanted}).fetchall() if wanted else []
+    )
     for root, oid, labels, names, attributes in rows:
         found.setdefault(root, {})[oid] = TypeText(tuple(zip(labels, names, strict=True)), attributes)
     return found

@@ -20,9 +20,20 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.errors import ChangeTableMissingError, PositionGapError, SystemChangedError, UncheckedTimelineError
+from penstock.errors import (
+    ChangeTableMissingError,
+    PositionGapError,
+    SystemChangedError,
+    UncheckedTimelineError,
+)
 from penstock.position import Position
-from penstock.postgres.connection import Connection, SourceAddress, connect, conversion_disabled, source_errors
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect,
+    conversion_disabled,
+    source_errors,
+)
 from penstock.postgres.copy_text import read_texts
 from penstock.postgres.ownership import LEASES, Lease, OwnSchema, OwnTable, waiting_for
 from penstock.postgres.queries import query
@@ -77,7 +88,9 @@ _TABLES = (
         defaults={"one": "true"},
         checks=("CHECK (one)",),
     ),
-    OwnTable("resume", {"one": "boolean", "position": "bigint"}, defaults={"one": "true"}, checks=("CHECK (one)",)),
+    OwnTable(
+        "resume", {"one": "boolean", "position": "bigint"}, defaults={"one": "true"}, checks=("CHECK (one)",)
+    ),
     LEASES,
 )
 
@@ -171,7 +184,8 @@ class ChangeTable:
         ordered, confirmed, identifier, own_identifier, server, timeline, server_timeline, inherited = row
         if identifier != own_identifier:
             raise SystemChangedError(
-                f"the change table {self._schema} was filled by database system {identifier}, and the server is {own_identifier}",
+                f"the change table {self._schema} was filled by database system {identifier}, and the "
+                f"server is {own_identifier}",
                 hint=_REINSTALL.format(self._schema),
             )
         ordered, confirmed, server, inherited = map(Position.of, (ordered, confirmed, server, inherited))
@@ -214,7 +228,9 @@ class ChangeTable:
         """The number of the last change in the next part of a long transaction, after the change number
         `after`.
         """
-        row: Any = self._execute("end_of_part", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}).fetchone()
+        row: Any = self._execute(
+            "end_of_part", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}
+        ).fetchone()
         return commit.last if row[0] is None else int(row[0])
 
     def read_commits(self, after: Position, upto: Position) -> list[pa.StringArray]:
@@ -243,10 +259,14 @@ class ChangeTable:
         """Delete up to about `max_changes` confirmed changes; returns whether there are more. A partly
         deleted transaction is never read again.
         """
-        done: list[Any] = self._execute("confirmed_commits", {"limit": max_changes, "after": self._removed}).fetchall()
+        done: list[Any] = self._execute(
+            "confirmed_commits", {"limit": max_changes, "after": self._removed}
+        ).fetchall()
         if not done:
             return False
-        removed = self._execute("delete_changes", {"xids": [xid for _, xid in done], "limit": max_changes}).rowcount
+        removed = self._execute(
+            "delete_changes", {"xids": [xid for _, xid in done], "limit": max_changes}
+        ).rowcount
         if removed < max_changes:
             last = max(position for position, _ in done)
             self._execute("delete_commits", {"after": self._removed, "position": last})
@@ -258,7 +278,11 @@ class ChangeTable:
         """A transaction in which no other session can order changes. The statements that begin it take no
         snapshot.
         """
-        with waiting_for(self._connection, [TableName(self._schema, "horizon")], f"putting changes of {self._schema} into order"):
+        with waiting_for(
+            self._connection,
+            [TableName(self._schema, "horizon")],
+            f"putting changes of {self._schema} into order",
+        ):
             for each in first:
                 self._connection.execute(each)
             self._execute("lock_horizon")
@@ -272,7 +296,8 @@ class ChangeTable:
         row: Any = self._execute("order_commits").fetchone()
         if row is None and not self.inspect().is_accepted:
             raise UncheckedTimelineError(
-                f"the server was promoted, and the reader of the change table {self._schema} has not checked yet whether it is complete"
+                f"the server was promoted, and the reader of the change table {self._schema} has not "
+                "checked yet whether it is complete"
             )
         if row is None:
             raise _missing(self._schema)
@@ -280,14 +305,21 @@ class ChangeTable:
 
     def _read(self, name: LiteralString, **numbers: int) -> list[pa.StringArray]:
         literals = {key: sql.Literal(number) for key, number in numbers.items()}
-        statement = sql.SQL(query("change_table", name)).format(schema=sql.Identifier(self._schema), **literals)
+        statement = sql.SQL(query("change_table", name)).format(
+            schema=sql.Identifier(self._schema), **literals
+        )
         with conversion_disabled(self._connection):
             blocks = list(read_texts(self._connection, statement.as_string(self._connection), _COLUMNS))
         if len(blocks) == 1:
             return blocks[0]
-        return [pa.concat_arrays([block[at] for block in blocks]) if blocks else pa.array([], pa.string()) for at in range(_COLUMNS)]
+        return [
+            pa.concat_arrays([block[at] for block in blocks]) if blocks else pa.array([], pa.string())
+            for at in range(_COLUMNS)
+        ]
 
-    def _execute(self, name: LiteralString, parameters: Mapping[str, object] | None = None) -> psycopg.Cursor[tuple[object, ...]]:
+    def _execute(
+        self, name: LiteralString, parameters: Mapping[str, object] | None = None
+    ) -> psycopg.Cursor[tuple[object, ...]]:
         try:
             return self._connection.execute(statement(name, self._schema), parameters)
         except psycopg.Error as error:
@@ -313,13 +345,15 @@ def check_reader(state: TableState, held: Position, schema: str) -> None:
     """
     if held > state.ordered:
         raise SystemChangedError(
-            f"changes were delivered up to {held}, and the change table {schema} contains only those up to {state.ordered}: the server was "
+            f"changes were delivered up to {held}, and the change table {schema} contains only those up to "
+            f"{state.ordered}: the server was "
             "restored to an earlier time, or lost its last commits when it was promoted",
             hint=_REINSTALL.format(schema),
         )
     if state.confirmed > held:
         raise PositionGapError(
-            f"the change table {schema} begins at {state.confirmed}, but its reader has only the commits up to {held}",
+            f"the change table {schema} begins at {state.confirmed}, but its reader has only the commits "
+            f"up to {held}",
             hint=_REINSTALL.format(schema),
         )
 
@@ -351,11 +385,14 @@ def _shape(row: Any) -> Shape:
     return Shape(id_, root, TableName(space, name), fields, key if len(key) == len(key_names) else ())
 
 
-_REINSTALL = "DROP SCHEMA {} CASCADE; then start the capture, which creates it again, and copy the tables again"
+_REINSTALL = (
+    "DROP SCHEMA {} CASCADE; then start the capture, which creates it again, and copy the tables again"
+)
 
 
 def _missing(schema: str) -> ChangeTableMissingError:
     return ChangeTableMissingError(
         f"the change table {schema} does not exist, so changes are not recorded",
-        hint="let the capture create it, or run the statements of its coverage report; then copy the tables again",
+        hint="let the capture create it, or run the statements of its coverage report; then copy the "
+        "tables again",
     )

@@ -27,9 +27,22 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 
 from penstock.change import EXACT, EXACT_TYPE, REPLACED
-from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
+from penstock.errors import (
+    PenstockError,
+    SnapshotLostError,
+    TableRewrittenError,
+    UnreadableTextError,
+    UnrepresentableError,
+)
 from penstock.postgres.catalog import CatalogTable, inspect_names
-from penstock.postgres.connection import Connection, SourceAddress, connect, disable_conversion, refuse_views, translate
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect,
+    disable_conversion,
+    refuse_views,
+    translate,
+)
 from penstock.postgres.copy_text import read_texts
 from penstock.postgres.queries import query
 from penstock.postgres.snapshot_export import (
@@ -49,11 +62,12 @@ BLOCK_BYTES = 8192
 OnRejected = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
 """Receives rejected rows, and the error of each."""
 
-# SQLSTATEs of SET TRANSACTION SNAPSHOT for a snapshot that is no longer exported (two, by server version), and for one whose
-# session has just ended.
+# SQLSTATEs of SET TRANSACTION SNAPSHOT for a snapshot that is no longer exported (two, by server version),
+# and for one whose session has just ended.
 _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 
-# A column, table or schema was dropped after planning, or was replaced by something that cannot be locked as a table.
+# A column, table or schema was dropped after planning, or was replaced by something that cannot be locked as
+# a table.
 _ALTERED = frozenset({"42703", "42P01", "42809", "3F000"})
 
 
@@ -82,7 +96,13 @@ class Chunk:
         return replace(self, row_filter=sql.SQL(" AND ").join(filters).as_string() or None)
 
 
-def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None) -> list[Chunk]:
+def plan_chunks(
+    connection: Connection,
+    table: CatalogTable,
+    schema: TableSchema,
+    chunk_bytes: int,
+    publication: str | None,
+) -> list[Chunk]:
     """Split a table into chunks of about `chunk_bytes` of heap, restricted to the rows that `publication`
     publishes. Call it after the snapshot.
     """
@@ -98,10 +118,16 @@ def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
 
 def whole_leaves(outline: CopyFingerprint) -> dict[int, Chunk]:
     """Every heap of a table, by OID, as one chunk."""
-    return {leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part)) for part in outline.parts for leaf in part.leaves}
+    return {
+        leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part))
+        for part in outline.parts
+        for leaf in part.leaves
+    }
 
 
-def _whole(schema: TableSchema, leaf: Leaf, row_filter: str | None, constants: tuple[tuple[str, str], ...] = ()) -> Chunk:
+def _whole(
+    schema: TableSchema, leaf: Leaf, row_filter: str | None, constants: tuple[tuple[str, str], ...] = ()
+) -> Chunk:
     return Chunk(schema, leaf.name, leaf.oid, leaf.filenode, 0, None, 0, row_filter, constants)
 
 
@@ -114,13 +140,22 @@ def _cut(heaps: Sequence[Chunk], sizes: Mapping[int, int], chunk_bytes: int) -> 
         starts = list(range(0, max(1, blocks), step))
         for index, first in enumerate(starts):
             last = None if index == len(starts) - 1 else first + step
-            chunks.append(replace(heap, first=first, last=last, heap_bytes=(min(first + step, blocks) - first) * BLOCK_BYTES))
+            chunks.append(
+                replace(
+                    heap, first=first, last=last, heap_bytes=(min(first + step, blocks) - first) * BLOCK_BYTES
+                )
+            )
     return chunks
 
 
 def snapshot_schema(schema: TableSchema) -> pa.Schema:
     """A table's columns, then `_exact`."""
-    return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
+    return pa.schema(
+        [
+            *(pa.field(column.name, column.arrow_type) for column in schema.columns),
+            pa.field(EXACT, EXACT_TYPE),
+        ]
+    )
 
 
 def chunk_schema(chunk: Chunk) -> pa.Schema:
@@ -156,12 +191,18 @@ def read_chunk(
     other chunks. With `reject_inexact`, a value that its type cannot hold is an error. Rejected rows are
     passed to `aside` if given.
     """
-    with open_snapshot(address, snapshot, chunk.heap) if session is None else nullcontext(session) as connection:
+    with (
+        open_snapshot(address, snapshot, chunk.heap)
+        if session is None
+        else nullcontext(session) as connection
+    ):
         rows = _read(connection, chunk, reject_inexact=reject_inexact, on_rejected=on_rejected)
         yield from map(partial(with_constants, constants=chunk.constants), rows)
 
 
-def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
+def probe_chunks(
+    address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]
+) -> dict[TableName, PenstockError]:
     """Check whether the chunks can be read; returns the heaps that cannot, each with its error."""
     failures: dict[TableName, PenstockError] = {}
     waiting = list(chunks)
@@ -233,7 +274,9 @@ def reading(table: TableName) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         if error.sqlstate in _ALTERED:
-            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from None
+            raise TableRewrittenError(
+                f"table {table} was altered while it was being read; its snapshot starts again"
+            ) from None
         raise translate(error, f"reading {table}") from None
 
 
@@ -246,7 +289,9 @@ def _read(
         rows = decode_rows(texts, chunk.schema)
         found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
         if on_rejected is not None:
-            return filter_values(found, rows.unreadable, chunk.schema, on_rejected, reject_inexact=reject_inexact)
+            return filter_values(
+                found, rows.unreadable, chunk.schema, on_rejected, reject_inexact=reject_inexact
+            )
         check_values(rows, chunk.schema, reject_inexact=reject_inexact)
         return found
 
@@ -262,15 +307,28 @@ def chunk_statement(chunk: Chunk) -> str:
     columns = map(sql.Identifier, chunk.schema.column_names)
     heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
-    bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
+    bounds = (
+        [first]
+        if chunk.last is None
+        else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
+    )
     if chunk.row_filter is not None:
         # The server printed it from the parsed expression of the publication, so it is valid SQL.
         bounds.append(sql.SQL("({})").format(sql.SQL(chunk.row_filter)))
-    return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
+    return (
+        sql.SQL("SELECT {} FROM ONLY {} WHERE {}")
+        .format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds))
+        .as_string()
+    )
 
 
 def filter_values(
-    batch: pa.RecordBatch, unreadable: Collection[str], schema: TableSchema, on_rejected: OnRejected, *, reject_inexact: bool
+    batch: pa.RecordBatch,
+    unreadable: Collection[str],
+    schema: TableSchema,
+    on_rejected: OnRejected,
+    *,
+    reject_inexact: bool,
 ) -> pa.RecordBatch:
     """Remove rejected rows and pass them to `aside`, by the rules of `check_values`. `unreadable` are columns
     with unreadable texts.
@@ -280,7 +338,9 @@ def filter_values(
     if exact.null_count < batch.num_rows and (unreadable or reject_inexact):
         for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
             entries = exact[row].as_py()
-            broken = next((column for column, text in entries if column in unreadable and REPLACED in text), None)
+            broken = next(
+                (column for column, text in entries if column in unreadable and REPLACED in text), None
+            )
             if broken is not None:
                 errors[row] = UnreadableTextError.of(schema.name, broken)
             elif reject_inexact:
@@ -316,15 +376,17 @@ def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool
     does not refer to `oid` then. `only`: without its partitions. Also raises the driver's errors.
     """
     name = sql.Identifier(table.schema, table.name)
-    statement = sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE; SELECT pg_catalog.to_regclass({})::oid").format(
-        sql.SQL("ONLY " if only else ""), name, sql.Literal(name.as_string())
-    )
+    statement = sql.SQL(
+        "LOCK TABLE {}{} IN ACCESS SHARE MODE; SELECT pg_catalog.to_regclass({})::oid"
+    ).format(sql.SQL("ONLY " if only else ""), name, sql.Literal(name.as_string()))
     # As bytes: in a SQL_ASCII database the driver cannot encode a name that is not ASCII.
     result = connection.pgconn.exec_(statement.as_string().encode())
     if result.status != ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(result)
     if result.get_value(0, 0) != str(oid).encode():
-        raise TableRewrittenError(f"table {table} was renamed or replaced while it was being read; its snapshot starts again")
+        raise TableRewrittenError(
+            f"table {table} was renamed or replaced while it was being read; its snapshot starts again"
+        )
 
 
 def check_filenodes(connection: Connection, planned: Mapping[int, int], table: TableName) -> None:
@@ -333,7 +395,9 @@ def check_filenodes(connection: Connection, planned: Mapping[int, int], table: T
     """
     found = set(connection.execute(query("catalog", "filenodes"), {"oids": list(planned)}))
     if found != {(oid, filenode, filenode) for oid, filenode in planned.items()}:
-        raise TableRewrittenError(f"table {table} was rewritten or emptied while it was being read; its snapshot starts again")
+        raise TableRewrittenError(
+            f"table {table} was rewritten or emptied while it was being read; its snapshot starts again"
+        )
 
 
 _OIDS = 1 << 32
@@ -370,10 +434,17 @@ def inspect_parts(
     """
     found: dict[int, dict[int, Partition]] = {}
     wanted = [oid for oids in sources.values() for oid in oids if oid < _OIDS]
-    rows: list[Any] = connection.execute(query("parts", "leaves"), {"oids": wanted, "known": list(known)}).fetchall() if wanted else []
+    rows: list[Any] = (
+        connection.execute(query("parts", "leaves"), {"oids": wanted, "known": list(known)}).fetchall()
+        if wanted
+        else []
+    )
     for root, oid, filenode, xid, is_attached, _ in rows:
         found.setdefault(root, {})[oid] = Partition(root, filenode, xid, is_attached)
-    leaves = {name: {oid: part for root in oids for oid, part in found.get(root, {}).items()} for name, oids in sources.items()}
+    leaves = {
+        name: {oid: part for root in oids for oid, part in found.get(root, {}).items()}
+        for name, oids in sources.items()
+    }
     return {name: Partitions(parts, rows[0][-1]) for name, parts in leaves.items() if parts}
 
 

@@ -64,7 +64,12 @@ _TRUST_SETTING = f"penstock.{TRUSTED_ROLES}"
 # By the first version that has them: an older server would refuse the connection.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
-_RETRIED_CLASSES = {"08", "40", "53", "57"}  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
+_RETRIED_CLASSES = {
+    "08",
+    "40",
+    "53",
+    "57",
+}  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
 
 _OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
 """SQLSTATE classes whose messages are about the catalog or the server."""
@@ -72,16 +77,29 @@ _OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53
 _OF_FILES = frozenset({"XX001", "XX002"})  # a damaged table or index
 _RAISE = "exec_stmt_raise"  # RAISE in a function: its message may quote a row, with any SQLSTATE
 
-# libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language; but libpq puts a severity before it.
-_OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter")
+# libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language; but
+# libpq puts a severity before it.
+_OWN_REFUSAL = re.compile(
+    r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter"
+)
 """Messages of libpq itself, or of a pooler, after which a ping would tell nothing."""
 _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
-_PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
-_DENIED = re.compile(r"permission denied|replication role|\bREPLICATION\b")  # the attribute's name is the same in every language
+_PASSING = (
+    "starting up",
+    "shutting down",
+    "recovery mode",
+    "not yet accepting",
+    "too many",
+    "remaining connection slots",
+)
+_DENIED = re.compile(
+    r"permission denied|replication role|\bREPLICATION\b"
+)  # the attribute's name is the same in every language
 _QUOTED = re.compile('"[^"]*"|«[^»]*»|»[^«]*«|„[^“”]*[“”]|“[^”]*”')
 _SECRET_PARAMETERS = {
     "sslpassword": "use a client key without a passphrase, kept unreadable",
-    "oauth_client_secret": "use a password or a client certificate: an unattended process cannot go through an OAuth device flow",
+    "oauth_client_secret": "use a password or a client certificate: an unattended process cannot go "
+    "through an OAuth device flow",
     "scram_client_key": "give the role's password by reference, under password:",
     "scram_server_key": "give the role's password by reference, under password:",
 }
@@ -113,7 +131,9 @@ class SourceAddress:
                 hint="use the form postgresql://user@host:5432/database?sslmode=verify-full",
             ) from None  # libpq quotes the part of the string that it cannot parse
         for name in _SECRET_PARAMETERS.keys() & parameters.keys():
-            raise ConfigError(f"the source dsn contains the secret {name} in clear text", hint=_SECRET_PARAMETERS[name])
+            raise ConfigError(
+                f"the source dsn contains the secret {name} in clear text", hint=_SECRET_PARAMETERS[name]
+            )
         inline = parameters.pop("password", None)
         if password is None and inline is not None:
             password = Secret(str(inline))
@@ -168,7 +188,9 @@ def source_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise translate(error, doing) from None  # the chained traceback would show the server's detail and context
+        raise translate(
+            error, doing
+        ) from None  # the chained traceback would show the server's detail and context
 
 
 def translate(error: psycopg.Error, doing: str) -> PenstockError:
@@ -196,22 +218,30 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
     """
     text = " ".join(words.split())
     if "unsupported startup parameter" in text:
-        hint = "the address is that of a connection pooler such as PgBouncer: point source.dsn at the server itself"
+        hint = (
+            "the address is that of a connection pooler such as PgBouncer: point source.dsn at the "
+            "server itself"
+        )
         return ServerUnfitError(f"{doing}: {text}", hint=hint)
     if not state:
         state = _refusal_state(words)
     if state.startswith("28"):
         return AuthenticationError(
-            f"{doing}: {text}", hint="check the role, its password, the database's name, TLS settings and pg_hba.conf"
+            f"{doing}: {text}",
+            hint="check the role, its password, the database's name, TLS settings and pg_hba.conf",
         )
     if state == "55006":
         return SlotBusyError(f"{doing}: {text}")
     if state == "55P03":
         return LockWaitError(f"{doing}: {text}")
     if state == "42501" and "row-level security" in text:
-        return PrivilegeError(f"{doing}: {text}", hint="row-level policies hide rows from the role: ALTER ROLE … BYPASSRLS")
+        return PrivilegeError(
+            f"{doing}: {text}", hint="row-level policies hide rows from the role: ALTER ROLE … BYPASSRLS"
+        )
     if state == "42501":
-        return PrivilegeError(f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION")
+        return PrivilegeError(
+            f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION"
+        )
     if not state or state[:2] in _RETRIED_CLASSES:
         return ConnectionLostError(f"{doing}: {text}")
     return SourceError(f"{doing}: {text} (SQLSTATE {state})")
@@ -223,7 +253,9 @@ def _refusal_state(words: str) -> str:
     """
     if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
         return ""
-    return "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"  # quoted names are chosen by users: a role, a database
+    return (
+        "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"
+    )  # quoted names are chosen by users: a role, a database
 
 
 @contextmanager
@@ -250,7 +282,9 @@ def tls_weakness(connection: Connection) -> str | None:
     local.
     """
     address = connection.info.hostaddr
-    mode = next((option.val or b"" for option in connection.pgconn.info if option.keyword == b"sslmode"), b"").decode()
+    mode = next(
+        (option.val or b"" for option in connection.pgconn.info if option.keyword == b"sslmode"), b""
+    ).decode()
     if not address or ip_address(address.partition("%")[0]).is_loopback or mode == "verify-full":
         return None
     return f"sslmode is {mode or 'prefer'}, which does not prove the identity of {connection.info.host}"
@@ -266,7 +300,8 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
             raise
         raise SenderLimitError(
             error.message,
-            hint="end a reader that is no longer needed (SELECT pid, application_name FROM pg_stat_replication), "
+            hint="end a reader that is no longer needed (SELECT pid, application_name "
+            "FROM pg_stat_replication), "
             "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
         ) from error
     disable_conversion(connection)
@@ -284,7 +319,9 @@ def disable_conversion(connection: Connection) -> None:
 
 @contextmanager
 def conversion_disabled(connection: Connection) -> Iterator[None]:
-    """As `disable_conversion` for the length of a block, on a connection whose driver has to read texts afterwards."""
+    """As `disable_conversion` for the length of a block, on a connection whose driver has to read texts
+    afterwards.
+    """
     disable_conversion(connection)
     yield
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
@@ -312,7 +349,8 @@ def version_fault(version: int, doing: str) -> ServerUnfitError | None:
         return None
     major, minor = divmod(version, 10_000)
     return ServerUnfitError(
-        f"{doing}: the server is Postgres {major}.{minor}, and Penstock needs {MINIMUM_VERSION // 10_000} or newer",
+        f"{doing}: the server is Postgres {major}.{minor}, and Penstock needs {MINIMUM_VERSION // 10_000} "
+        "or newer",
         hint="upgrade the server",
     )
 
@@ -324,7 +362,9 @@ def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
     parameters = conninfo_to_dict(conninfo)
     role = str(parameters.get("user") or "")
     names = (sql.Identifier(str(parameters.get("dbname") or role)), sql.Identifier(role))
-    return PrivilegeError(error.message, hint=sql.SQL("GRANT CONNECT ON DATABASE {} TO {};").format(*names).as_string(None))
+    return PrivilegeError(
+        error.message, hint=sql.SQL("GRANT CONNECT ON DATABASE {} TO {};").format(*names).as_string(None)
+    )
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
@@ -358,7 +398,9 @@ def replication_command(
     return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
 
 
-def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None] | None) -> psycopg.pq.abc.PGresult:
+def _execute(
+    connection: Connection, command: bytes, on_wait: Callable[[], None] | None
+) -> psycopg.pq.abc.PGresult:
     pgconn = connection.pgconn
     if on_wait is None:
         return pgconn.exec_(command)
@@ -371,7 +413,8 @@ def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None]
                 on_wait()
     except BaseException:
         with suppress(psycopg.Error):
-            # Otherwise the server would finish the command and leave a slot. Unlike `cancel`, this uses the connection's TLS.
+            # Otherwise the server would finish the command and leave a slot. Unlike `cancel`, this uses the
+            # connection's TLS.
             connection.cancel_safe(timeout=_CANCEL_SECONDS)
         _await_end(connection)
         raise
@@ -400,7 +443,9 @@ def _command_error(error: psycopg.Error, doing: str) -> PenstockError:
     if error.sqlstate == "53400":
         return SlotLimitError(
             f"{doing}: {safe_message(error)}",
-            hint="drop a slot that is not needed (SELECT slot_name, active, restart_lsn FROM pg_replication_slots; "
-            "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; then restart the server",
+            hint="drop a slot that is not needed (SELECT slot_name, active, restart_lsn "
+            "FROM pg_replication_slots; "
+            "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; "
+            "then restart the server",
         )
     return translate(error, doing)

@@ -57,7 +57,11 @@ def written_since(horizon: int) -> str:
     """A SQL condition: the row was written by `horizon`, by a later transaction, or by one so old that the
     comparison has wrapped around.
     """
-    return sql.SQL("pg_catalog.age(xmin) <= pg_catalog.age({}::pg_catalog.xid)").format(sql.Literal(str(horizon))).as_string()
+    return (
+        sql.SQL("pg_catalog.age(xmin) <= pg_catalog.age({}::pg_catalog.xid)")
+        .format(sql.Literal(str(horizon)))
+        .as_string()
+    )
 
 
 def inspect_filenodes(connection: Connection, oids: Collection[int]) -> dict[int, int]:
@@ -126,7 +130,10 @@ def hold_consistent_read(
 
 @contextmanager
 def hold_fence(
-    connection: Connection, tables: Sequence[TableName] = (), store: StoreRead | None = None, lock: PollLock = nullcontext
+    connection: Connection,
+    tables: Sequence[TableName] = (),
+    store: StoreRead | None = None,
+    lock: PollLock = nullcontext,
 ) -> Iterator[ConsistentRead]:
     """As `hold_consistent_read`, for copies: no other consistent read has the same position, and none is
     taken while `store` runs.
@@ -138,7 +145,8 @@ def hold_fence(
             read = _inspect_read(connection)
             if store is not None:
                 store(connection, read)
-            # Inside the transaction and not flushed: enough for the next read to have a later position even on an idle server.
+            # Inside the transaction and not flushed: enough for the next read to have a later position even
+            # on an idle server.
             nudge(connection)
             held.close()
             yield read
@@ -146,7 +154,10 @@ def hold_fence(
 
 @contextmanager
 def export_consistent_read(
-    address: SourceAddress, _on_wait: OnWait = log_wait, store: StoreRead | None = None, lock: PollLock = nullcontext
+    address: SourceAddress,
+    _on_wait: OnWait = log_wait,
+    store: StoreRead | None = None,
+    lock: PollLock = nullcontext,
 ) -> Iterator[ExportedSnapshot]:
     """As `export_snapshot`, without a slot: the fence is the position of a consistent read. It does not wait
     for open transactions, so `_on_wait` is not called.
@@ -162,7 +173,9 @@ def export_consistent_read(
 
 
 @contextmanager
-def _begun(connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack) -> Iterator[None]:
+def _begun(
+    connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack
+) -> Iterator[None]:
     """A transaction begun under the poll lock. The lock is added to `held`, to be released once the snapshot
     is taken.
     """
@@ -226,7 +239,8 @@ def inspect_system(connection: Connection) -> SystemIdentity:
     if timeline is None:
         raise StandbyError(
             "the server is a standby, which does not report open transactions of its primary",
-            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
+            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in "
+            "the dsn finds it",
         )
     return SystemIdentity(identifier, int(timeline, 16))
 

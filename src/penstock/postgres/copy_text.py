@@ -103,7 +103,9 @@ def _split(block: memoryview, columns: int) -> list[pa.StringArray]:
     read, parse, convert = _options(columns)
     read.block_size = source.size + 1
     try:
-        table = csv.read_csv(pa.BufferReader(source), read_options=read, parse_options=parse, convert_options=convert)
+        table = csv.read_csv(
+            pa.BufferReader(source), read_options=read, parse_options=parse, convert_options=convert
+        )
     except pa.ArrowInvalid:
         # Arrow's message contains the row, so it must not be chained.
         raise ProtocolError(f"rows that do not have {columns} columns") from None
@@ -115,9 +117,16 @@ def _options(columns: int) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.Conve
     names = [str(at) for at in range(columns)]
     return (
         csv.ReadOptions(use_threads=False, column_names=names),
-        csv.ParseOptions(delimiter="\t", quote_char=False, double_quote=False, escape_char=False, ignore_empty_lines=False),
+        csv.ParseOptions(
+            delimiter="\t", quote_char=False, double_quote=False, escape_char=False, ignore_empty_lines=False
+        ),
         # The decoder checks UTF-8, since it knows the column for its error.
-        csv.ConvertOptions(check_utf8=False, column_types=dict.fromkeys(names, pa.string()), null_values=[r"\N"], strings_can_be_null=True),
+        csv.ConvertOptions(
+            check_utf8=False,
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[r"\N"],
+            strings_can_be_null=True,
+        ),
     )
 
 
@@ -141,16 +150,25 @@ _BLOCK_ROWS = 65_536
 _SPECIAL = np.frombuffer(b"\\\t\n\r", np.uint8)
 # The backslash first, so that the backslashes of other escapes are not escaped again.
 _LOADING_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-_TAB, _LOADING_END, _NOTHING = pa.scalar("\t", pa.large_string()), pa.scalar("\n", pa.large_string()), pa.scalar("", pa.large_string())
+_TAB, _LOADING_END, _NOTHING = (
+    pa.scalar("\t", pa.large_string()),
+    pa.scalar("\n", pa.large_string()),
+    pa.scalar("", pa.large_string()),
+)
 
 
-def load_rows(connection: Connection, table: sql.Composable, names: Sequence[str], blocks: Iterable[Sequence[pa.Array]]) -> int:
+def load_rows(
+    connection: Connection, table: sql.Composable, names: Sequence[str], blocks: Iterable[Sequence[pa.Array]]
+) -> int:
     """Copy rows into the columns `names` of a table, each block one text array per column; returns the number
     of rows. Raises the driver's errors.
     """
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
     rows = 0
-    with connection.cursor() as cursor, cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table, columns)) as copy:
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table, columns)) as copy,
+    ):
         for block in blocks:
             for piece in _pieces(block):
                 copy.write(copy_text(piece))

@@ -45,7 +45,10 @@ class PartitionMismatch:
     @property
     def fix(self) -> str:
         """The statement that sets the required replica identity."""
-        return f"ALTER TABLE {identifier(self.partition.schema, self.partition.name)} REPLICA IDENTITY {self.identity};"
+        return (
+            f"ALTER TABLE {identifier(self.partition.schema, self.partition.name)} REPLICA IDENTITY "
+            f"{self.identity};"
+        )
 
 
 def inspect_partition_identities(
@@ -77,7 +80,10 @@ def describe_mismatches(mismatches: Sequence[PartitionMismatch]) -> str:
     first = mismatches[0]
     needed = "whole old rows" if first.identity == "FULL" else _columns(first.announced)
     parts = "; ".join(map(_describe, mismatches))
-    return f"old rows of table {first.root} are identified by {needed}, and {parts}: deletes and updates would miss their rows"
+    return (
+        f"old rows of table {first.root} are identified by {needed}, and {parts}: deletes and updates "
+        "would miss their rows"
+    )
 
 
 def _describe(mismatch: PartitionMismatch) -> str:
@@ -86,7 +92,9 @@ def _describe(mismatch: PartitionMismatch) -> str:
     return f"partition {mismatch.partition} logs {_columns(mismatch.logged)}"
 
 
-def check_partition_identities(connection: Connection, tables: Collection[TableName], publication: str, *, old_rows: bool = False) -> None:
+def check_partition_identities(
+    connection: Connection, tables: Collection[TableName], publication: str, *, old_rows: bool = False
+) -> None:
     """Raise if one of `tables` has such partitions, with all of them and the statement for each."""
     found = inspect_partition_identities(connection, tables, publication, old_rows=old_rows)
     if found:
@@ -106,11 +114,16 @@ def _mismatch(row: Any) -> PartitionMismatch:
         # If the root has FULL, and so the stream uses the primary key, the owner's intention was FULL.
         identity = {"i": f"USING INDEX {identifier(index)}", "d": "DEFAULT"}.get(root_identity, "FULL")
     return PartitionMismatch(
-        TableName(root_schema, root_name), TableName(schema, name), tuple(announced), tuple(logged), identity, root_identity == "f"
+        TableName(root_schema, root_name),
+        TableName(schema, name),
+        tuple(announced),
+        tuple(logged),
+        identity,
+        root_identity == "f",
     )
 
 
-# --- uninterrupted membership -------------------------------------------------------------------------------------------
+# --- uninterrupted membership -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,10 @@ class Membership:
     oid: int | None
     """None if the store it was loaded from records only `act`."""
     act: str
-    """Identifies the catalog entry. By `is_same_act`, it stays the same while the table is captured without interruption."""
+    """Identifies the catalog entry.
+
+    By `is_same_act`, it stays the same while the table is captured without interruption.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +172,9 @@ class CapturedTables:
         if now is not None and is_same_table and is_same_act(before.act, now.act):
             return None
         if current_name is None:
-            if self._is_replaced(name, is_captured=now is not None, by_oid=by_oid, must_be_captured=must_be_captured):
+            if self._is_replaced(
+                name, is_captured=now is not None, by_oid=by_oid, must_be_captured=must_be_captured
+            ):
                 return "was dropped, and another one has its name"
             return "was dropped" if must_exist else None
         if current_name != name and not by_oid:
@@ -170,11 +188,14 @@ class CapturedTables:
     ) -> dict[TableName, str]:
         """The tables of `recorded` of which changes may be missing, with the reason for each."""
         reasons = {
-            name: self.interruption(name, before, by_oid=by_oid, must_be_captured=must_be_captured) for name, before in recorded.items()
+            name: self.interruption(name, before, by_oid=by_oid, must_be_captured=must_be_captured)
+            for name, before in recorded.items()
         }
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def _is_replaced(self, name: TableName, *, is_captured: bool, by_oid: bool, must_be_captured: bool) -> bool:
+    def _is_replaced(
+        self, name: TableName, *, is_captured: bool, by_oid: bool, must_be_captured: bool
+    ) -> bool:
         """Whether another table has the name of a dropped one, and its changes are expected."""
         if by_oid and not must_be_captured:
             return is_captured
@@ -184,8 +205,9 @@ class CapturedTables:
 def is_same_act(before: str, now: str) -> bool:
     """Whether two acts show that a table was captured without interruption.
 
-    The act of a table with triggers lists its partitions after a `|`. Only partitions in both lists are compared, since partitions may be
-    attached and detached. Earlier versions recorded `all` for a table that is published through its schema.
+    The act of a table with triggers lists its partitions after a `|`. Only partitions in both lists are
+    compared, since partitions may be attached and detached. Earlier versions recorded `all` for a table that
+    is published through its schema.
     """
     (own, _, parts), (own_now, _, parts_now) = before.partition("|"), now.partition("|")
     publication, _, entry = own.partition("/")
@@ -199,21 +221,27 @@ def _partition_acts(parts: str) -> dict[str, str]:
     return dict(part.split("/") for part in parts.split(",") if part)
 
 
-def inspect_memberships(connection: Connection, publication: str, tables: Iterable[TableName]) -> dict[TableName, Membership]:
+def inspect_memberships(
+    connection: Connection, publication: str, tables: Iterable[TableName]
+) -> dict[TableName, Membership]:
     """The membership of each of `tables` that is published."""
     found = inspect_publication(connection, publication)
     if found is None:
         return {}
     schema_acts: dict[str, int] = {}
     if connection.info.server_version >= SCHEMAS_VERSION:
-        rows: list[Any] = connection.execute(query("publication", "schemas"), {"publication": found.oid}).fetchall()
+        rows: list[Any] = connection.execute(
+            query("publication", "schemas"), {"publication": found.oid}
+        ).fetchall()
         schema_acts = dict(rows)
     memberships = {}
     for relation in inspect_relations(connection, publication, tables):
         if not relation.is_published:
             continue
         schema = relation.name.schema
-        act: object = relation.membership or (f"schema-{schema_acts[schema]}" if schema in schema_acts else "all")
+        act: object = relation.membership or (
+            f"schema-{schema_acts[schema]}" if schema in schema_acts else "all"
+        )
         memberships[relation.name] = Membership(relation.oid, f"{found.oid}/{act}")
     return memberships
 
@@ -221,9 +249,12 @@ def inspect_memberships(connection: Connection, publication: str, tables: Iterab
 def inspect_captured_tables(
     address: SourceAddress, publication: str, selects: Callable[[TableName], bool], *, old_rows: bool = False
 ) -> CapturedTables:
-    """The published tables that `selects` accepts. Reads only the catalog, so a locked table does not block it.
+    """The published tables that `selects` accepts.
 
-    `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`, whole old rows are expected.
+    Reads only the catalog, so a locked table does not block it.
+
+    `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`, whole old
+    rows are expected.
     """
     with connect(address) as connection:
         tables = inspect_tables(connection)

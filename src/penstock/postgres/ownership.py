@@ -67,7 +67,10 @@ class Trust:
 
 def remedy(owner: str) -> str:
     """How to allow the use of a role's objects."""
-    return f"if you trust role {owner}, add it to {TRUSTED_ROLES}, under source or sink.postgres, in the configuration"
+    return (
+        f"if you trust role {owner}, add it to {TRUSTED_ROLES}, under source or sink.postgres, in the "
+        "configuration"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,11 @@ class OwnSchema:
 
     def inspect(self, connection: Connection) -> FoundSchema | None:
         """Compare the schema with its definition. None if there is no such schema."""
-        arguments = {"schema": self.name, "tables": [table.name for table in self.tables], "functions": list(self.functions)}
+        arguments = {
+            "schema": self.name,
+            "tables": [table.name for table in self.tables],
+            "functions": list(self.functions),
+        }
         row: Any = connection.execute(_INSPECT, arguments).fetchone()
         *facts, owner, tables, functions = row
         trust = Trust.of(*facts)
@@ -144,7 +151,12 @@ class OwnSchema:
         strange += [reason for found in functions for reason in _function_differences(found, trust)]
         names = {found["name"] for found in (*tables, *functions)}
         missing = {*known, *self.functions} - names
-        missing |= {name for found in tables for name in known[found["name"]].added if name not in (found["columns"] or {})}
+        missing |= {
+            name
+            for found in tables
+            for name in known[found["name"]].added
+            if name not in (found["columns"] or {})
+        }
         return FoundSchema(
             owner,
             trust.covers(owner),
@@ -166,11 +178,15 @@ class OwnSchema:
         return UntrustedObjectError(
             f"schema {self.name} contains objects that others created: {', '.join(found.strange)}. "
             "Using them could run code with the rights of Penstock's role",
-            hint=f"find out who created them; then DROP SCHEMA {identifier(self.name)} CASCADE; and start again, which creates it{trusted}",
+            hint=f"find out who created them; then DROP SCHEMA {identifier(self.name)} CASCADE; "
+            f"and start again, which creates it{trusted}",
         )
 
     def lock(self, connection: Connection) -> None:
-        """Lock the existing tables against changes until the end of the transaction. Call it before `check`."""
+        """Lock the existing tables against changes until the end of the transaction.
+
+        Call it before `check`.
+        """
         lock_tables(connection, [TableName(self.name, table.name) for table in self.tables])
 
 
@@ -188,13 +204,16 @@ def lock_tables(connection: Connection, tables: Sequence[TableName]) -> None:
 def check_target_table(connection: Connection, place: TableName) -> None:
     """Raise `UntrustedObjectError` if writing to this table could run code of roles that are not trusted."""
     lock_tables(connection, [place])
-    rows: Any = connection.execute(query("ownership", "table"), {"schema": place.schema, "table": place.name}).fetchall()
+    rows: Any = connection.execute(
+        query("ownership", "table"), {"schema": place.schema, "table": place.name}
+    ).fetchall()
     trust = Trust.load(connection)
     for what, owner, is_schema in rows:
         is_trusted = trust.covers_or_owns_database(owner) if is_schema else trust.covers(owner)
         if not is_trusted:
             raise UntrustedObjectError(
-                f"{place} is not written to: {what} belongs to role {owner}, whose code could run with the rights of Penstock's role",
+                f"{place} is not written to: {what} belongs to role {owner}, whose code could run with the "
+                "rights of Penstock's role",
                 hint=f"change its owner, or drop it; or {remedy(owner)}",
             )
 
@@ -207,8 +226,10 @@ def check_target_schema(connection: Connection, schema: str) -> None:
     trust = Trust.load(connection)
     if found is not None and not trust.covers_or_owns_database(found.owner):
         raise UntrustedObjectError(
-            f"schema {schema} belongs to role {found.owner}, who could replace the tables that Penstock creates there",
-            hint=f"ALTER SCHEMA {identifier(schema)} OWNER TO {identifier(trust.role)}; or {remedy(found.owner)}",
+            f"schema {schema} belongs to role {found.owner}, who could replace the tables that Penstock "
+            "creates there",
+            hint=f"ALTER SCHEMA {identifier(schema)} OWNER TO {identifier(trust.role)}; "
+            f"or {remedy(found.owner)}",
         )
 
 
@@ -230,7 +251,9 @@ def _function_differences(found: Mapping[str, Any], trust: Trust) -> Iterator[st
 
 LOCK_SECONDS = 10.0
 
-LEASES = OwnTable("leases", {"name": "text", "pid": "integer", "role": "oid", "started": "timestamp with time zone"})
+LEASES = OwnTable(
+    "leases", {"name": "text", "pid": "integer", "role": "oid", "started": "timestamp with time zone"}
+)
 
 
 class Lease:
@@ -244,8 +267,13 @@ class Lease:
         self._name = name
 
     def take(self) -> str | None:
-        """Take the lease until the session ends. Returns None, or a description of the session that holds it."""
-        with waiting_for(self._connection, [TableName(self._schema, LEASES.name)], f"taking the lease {self._name}"):
+        """Take the lease until the session ends.
+
+        Returns None, or a description of the session that holds it.
+        """
+        with waiting_for(
+            self._connection, [TableName(self._schema, LEASES.name)], f"taking the lease {self._name}"
+        ):
             self._execute("lock")
             self._execute("refresh")
             if self._execute("take").fetchone() is not None:
@@ -262,11 +290,15 @@ class Lease:
             return
         create = lease_statement("create", self._schema)
         try:
-            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # if two sessions create it at once, one fails
+            with suppress(
+                psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation
+            ):  # if two sessions create it at once, one fails
                 self._connection.execute(create)
         except psycopg.errors.InsufficientPrivilege as error:
             role = identifier(Trust.load(self._connection).role)
-            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(self._schema, LEASES.name)} TO {role};"
+            grant = (
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(self._schema, LEASES.name)} TO {role};"
+            )
             raise PrivilegeError(
                 f"the role may not create the table of leases in schema {self._schema}",
                 hint=f"as {identifier(found.owner)}: {' '.join(create.as_string().split())}; {grant}",
@@ -306,7 +338,9 @@ def lock_timeout(seconds: float) -> sql.Composed:
 def lock_wait(connection: Connection, tables: Iterable[TableName], doing: str) -> LockWaitError:
     """The error for a lock that was not granted in time. Not within a failed transaction."""
     names = [sql.Identifier(table.schema, table.name).as_string(connection) for table in tables]
-    rows: Any = connection.execute("SELECT pg_catalog.to_regclass(name)::oid FROM pg_catalog.unnest(%s::text[]) AS t (name)", [names])
+    rows: Any = connection.execute(
+        "SELECT pg_catalog.to_regclass(name)::oid FROM pg_catalog.unnest(%s::text[]) AS t (name)", [names]
+    )
     return lock_wait_of(connection, [oid for (oid,) in rows if oid is not None], doing, LOCK_SECONDS)
 
 
@@ -320,5 +354,11 @@ def lock_wait_of(connection: Connection, oids: Sequence[int], doing: str, second
 
 def describe_sessions(rows: Sequence[tuple[int, str | None, str | None]]) -> str:
     """Sessions by process, role and application, without their queries."""
-    people = [(pid, ", ".join(filter(None, (role and f"role {role}", application)))) for pid, role, application in rows]
-    return " and ".join(f"process {pid} ({person})" if person else f"process {pid}" for pid, person in people) or "another session"
+    people = [
+        (pid, ", ".join(filter(None, (role and f"role {role}", application))))
+        for pid, role, application in rows
+    ]
+    return (
+        " and ".join(f"process {pid} ({person})" if person else f"process {pid}" for pid, person in people)
+        or "another session"
+    )

@@ -183,10 +183,20 @@ class RowBlock:
 
 
 def read_window(
-    connection: Connection, table: PolledTable, window: Window, following: Window, read: ConsistentRead, *, horizons: Sequence[int] = ()
+    connection: Connection,
+    table: PolledTable,
+    window: Window,
+    following: Window,
+    read: ConsistentRead,
+    *,
+    horizons: Sequence[int] = (),
 ) -> Generator[RowBlock]:
-    """The rows of `window` that the transaction of `read` sees; `following` is the window of the next poll."""
-    columns = sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(name)) for name in table.schema.column_names])
+    """The rows of `window` that the transaction of `read` sees; `following` is the window of the next
+    poll.
+    """
+    columns = sql.SQL(", ").join(
+        [sql.SQL("t.{}").format(sql.Identifier(name)) for name in table.schema.column_names]
+    )
     before = [sql.SQL("NOT ({})").format(_written_since(horizon, read)) for horizon in horizons]
     statement = sql.SQL("SELECT {facts}, {columns} FROM {rows} WHERE {wanted}").format(
         facts=sql.SQL(", ").join([_VERSION, window_condition(table, following, read), *before]),
@@ -195,12 +205,16 @@ def read_window(
         wanted=window_condition(table, window, read),
     )
     with reading(table.schema.name):
-        for texts in read_texts(connection, statement.as_string(), 2 + len(before) + len(table.schema.columns)):
+        for texts in read_texts(
+            connection, statement.as_string(), 2 + len(before) + len(table.schema.columns)
+        ):
             comes_again, *is_before = [pc.equal(text, "t") for text in texts[1 : 2 + len(before)]]
             yield RowBlock(texts[0], comes_again, texts[2 + len(before) :], is_before)
 
 
-def read_versions(connection: Connection, table: PolledTable, window: Window, read: ConsistentRead, most: int) -> pa.StringArray:
+def read_versions(
+    connection: Connection, table: PolledTable, window: Window, read: ConsistentRead, most: int
+) -> pa.StringArray:
     """The versions of the rows in a window, at most `limit` of them."""
     statement = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT {}").format(
         _VERSION, _rows(table), window_condition(table, window, read), sql.Literal(most)
@@ -215,10 +229,15 @@ def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
     assert table.cursor is not None
     column = sql.SQL("t.{}").format(sql.Identifier(table.cursor.name))
     shown = sql.SQL(_SHOWN.get(table.cursor.type_name, "{column}")).format(column=column)
-    # Without max, which some ordered types lack; and without a cast to text, which might be a function of the type's owner.
+    # Without max, which some ordered types lack; and without a cast to text, which might be a function of the
+    # type's owner.
     statement = sql.SQL("SELECT {} FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
     with reading(table.schema.name):
-        found = [text for texts in read_texts(connection, statement.as_string(), 1) for text in texts[0].to_pylist()]
+        found = [
+            text
+            for texts in read_texts(connection, statement.as_string(), 1)
+            for text in texts[0].to_pylist()
+        ]
     return found[0] if found else None
 
 
@@ -243,21 +262,29 @@ CursorFacts: TypeAlias = tuple[str, bool, bool]
 def inspect_cursors(connection: Connection, oids: Sequence[int]) -> dict[tuple[int, str], CursorFacts]:
     """For all columns of these tables, by OID and name."""
     rows: list[Any] = connection.execute(query("polling", "cursor_columns"), {"oids": list(oids)}).fetchall()
-    return {(oid, name): (type_name, is_filled, is_ordered) for oid, name, type_name, is_filled, is_ordered in rows}
+    return {
+        (oid, name): (type_name, is_filled, is_ordered)
+        for oid, name, type_name, is_filled, is_ordered in rows
+    }
 
 
 def check_cursor(table: TableName, column: str, found: CursorFacts | None) -> CursorColumn:
     """Raise the error that names why a table cannot be polled by this column, if there is a reason."""
     if found is None:
-        raise UnsupportedTableError(f"table {table} has no column {column!r} to poll by", hint="name one of its columns, or xmin")
+        raise UnsupportedTableError(
+            f"table {table} has no column {column!r} to poll by", hint="name one of its columns, or xmin"
+        )
     type_name, is_filled, is_ordered = found
     if not is_ordered:
         raise UnsupportedTableError(
-            f"column {column!r} of {table} is of type {type_name}, whose values have no order", hint="name another column, or xmin"
+            f"column {column!r} of {table} is of type {type_name}, whose values have no order",
+            hint="name another column, or xmin",
         )
     if not is_filled:
         alter = f"ALTER TABLE {identifier(table.schema, table.name)} ALTER {identifier(column)} SET NOT NULL;"
-        raise UnsupportedTableError(f"column {column!r} of {table} may be NULL, and rows without it would never be found", hint=alter)
+        raise UnsupportedTableError(
+            f"column {column!r} of {table} may be NULL, and rows without it would never be found", hint=alter
+        )
     return CursorColumn(column, type_name)
 
 
@@ -278,11 +305,17 @@ def window_condition(table: PolledTable, window: Window, read: ConsistentRead) -
     changed = sql.SQL("t.{} >= CAST({} AS {})").format(
         sql.Identifier(table.cursor.name), sql.Literal(window.low), sql.SQL(table.cursor.type_name)
     )
-    return changed if window.horizon is None else sql.SQL("({} OR {})").format(changed, _written_since(window.horizon, read))
+    return (
+        changed
+        if window.horizon is None
+        else sql.SQL("({} OR {})").format(changed, _written_since(window.horizon, read))
+    )
 
 
 def _written_since(horizon: int | None, read: ConsistentRead) -> sql.Composable:
-    """Includes rows that are too old to compare, or seem to be from the future of a server that was restored."""
+    """Includes rows that are too old to compare, or seem to be from the future of a server that was
+    restored.
+    """
     if horizon is None or not 0 <= read.xmax - horizon < _MOST_TRANSACTIONS:
         return sql.SQL("true")
     number = sql.Literal(str(horizon & 0xFFFF_FFFF))
@@ -304,12 +337,17 @@ class Place:
     """0 if it is unknown."""
 
 
-def change_batch(schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray], place: Place) -> ChangeBatch:
+def change_batch(
+    schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray], place: Place
+) -> ChangeBatch:
     """Rows of one kind, one text array per column. Of deletes only the key columns are used."""
     count = len(texts[0]) if texts else 0
     if kind is ChangeType.DELETE and schema.key:
         keep = set(schema.key)
-        texts = [text if name in keep else pa.nulls(count, pa.string()) for name, text in zip(schema.column_names, texts, strict=True)]
+        texts = [
+            text if name in keep else pa.nulls(count, pa.string())
+            for name, text in zip(schema.column_names, texts, strict=True)
+        ]
     decoded = decode_rows(texts, schema, count)
     metadata = [
         pa.repeat(pa.scalar(str(kind), pa.string()), count),
@@ -326,7 +364,9 @@ def change_batch(schema: TableSchema, kind: ChangeType, texts: Sequence[pa.Strin
 
 def truncate_batch(schema: TableSchema, place: Place) -> ChangeBatch:
     """A batch with a single truncate."""
-    return change_batch(schema, ChangeType.TRUNCATE, [pa.nulls(1, pa.string()) for _ in schema.columns], place)
+    return change_batch(
+        schema, ChangeType.TRUNCATE, [pa.nulls(1, pa.string()) for _ in schema.columns], place
+    )
 
 
 def _counts(kind: ChangeType, count: int, inexact: int, unreadable: int) -> ChangeCounts:
@@ -386,7 +426,10 @@ class ResumeTable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease of this name during the block. Raises `SlotBusyError` if another capture holds it."""
+        """Hold the lease of this name during the block.
+
+        Raises `SlotBusyError` if another capture holds it.
+        """
         self._ensure()
         lease = Lease(self._connection, _SCHEMA, f"polling/{self._name}")
         lease.ensure_table()
@@ -407,14 +450,16 @@ class ResumeTable:
     def _ensure(self) -> None:
         if self._has_tables:
             return
-        # Checked again afterwards: another role may have created the schema in between. Two captures may create the tables at once.
+        # Checked again afterwards: another role may have created the schema in between. Two captures may
+        # create the tables at once.
         with _permission_errors(), suppress(*_MADE), self._connection.transaction():
             if _OWN.check(self._connection) is None:
                 self._connection.execute(query("polling", "create_resume_schema"))
             self._connection.execute(query("polling", "create_resume"))
         if not self._has_tables:
             raise PrivilegeError(
-                f"schema {_SCHEMA} has only some of the tables of a polling capture", hint="drop the schema, and start again"
+                f"schema {_SCHEMA} has only some of the tables of a polling capture",
+                hint="drop the schema, and start again",
             )
 
     def _execute(self, statement: str, **arguments: object) -> psycopg.Cursor[tuple[object, ...]]:

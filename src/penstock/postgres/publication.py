@@ -28,7 +28,8 @@ from penstock.schema import TableName
 _GENERATED_VERSION = 180_000
 
 ONE_PUBLICATION = (
-    "a capture uses one publication: name one that has all tables (ALTER PUBLICATION … ADD TABLE …), or run one pipeline for each"
+    "a capture uses one publication: name one that has all tables (ALTER PUBLICATION … ADD "
+    "TABLE …), or run one pipeline for each"
 )
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -132,7 +133,9 @@ def inspect_publication(connection: Connection, name: str) -> Publication | None
     return None if row is None else Publication(name, *row)
 
 
-def inspect_relations(connection: Connection, publication: str, tables: Iterable[TableName]) -> list[Relation]:
+def inspect_relations(
+    connection: Connection, publication: str, tables: Iterable[TableName]
+) -> list[Relation]:
     """All `tables` in name order, read with one statement."""
     wanted = sorted(set(tables))
     parameters = {
@@ -147,7 +150,9 @@ def inspect_relations(connection: Connection, publication: str, tables: Iterable
     return [_relation(row, listings.get(row[_OID])) for row in rows]
 
 
-def _inspect_listings(connection: Connection, publication: str, lacking: Mapping[int, bool]) -> dict[int, Listing]:
+def _inspect_listings(
+    connection: Connection, publication: str, lacking: Mapping[int, bool]
+) -> dict[int, Listing]:
     """`LockWaitError` if another session holds one of these tables locked: the server opens a table to print
     its row filter.
     """
@@ -155,9 +160,13 @@ def _inspect_listings(connection: Connection, publication: str, lacking: Mapping
     try:
         with connection.transaction():
             connection.execute(lock_timeout(LOCK_SECONDS))
-            rows: list[Any] = connection.execute(query("publication", "listings"), {"publication": publication, "oids": oids}).fetchall()
+            rows: list[Any] = connection.execute(
+                query("publication", "listings"), {"publication": publication, "oids": oids}
+            ).fetchall()
     except psycopg.errors.LockNotAvailable as error:
-        raise lock_wait_of(connection, oids, f"reading the row filters of publication {publication}", LOCK_SECONDS) from error
+        raise lock_wait_of(
+            connection, oids, f"reading the row filters of publication {publication}", LOCK_SECONDS
+        ) from error
     return {oid: Listing(tuple(columns), row_filter, lacking[oid]) for oid, columns, row_filter in rows}
 
 
@@ -171,7 +180,24 @@ def inspect_publisher(connection: Connection, publication: str, relations: Itera
 
 
 def _relation(row: Any, listing: Listing | None) -> Relation:
-    schema, name, oid, kind, persistence, root_schema, root_name, published, unidentified, apart, member, _, full, owner, ours, usable = row
+    (
+        schema,
+        name,
+        oid,
+        kind,
+        persistence,
+        root_schema,
+        root_name,
+        published,
+        unidentified,
+        apart,
+        member,
+        _,
+        full,
+        owner,
+        ours,
+        usable,
+    ) = row
     return Relation(
         TableName(schema, name),
         oid,
@@ -204,7 +230,9 @@ class Addition:
     """The relations that it locks."""
 
     @classmethod
-    def plan(cls, connection: Connection, publication: str, missing: Collection[Relation], *, exists: bool) -> Addition:
+    def plan(
+        cls, connection: Connection, publication: str, missing: Collection[Relation], *, exists: bool
+    ) -> Addition:
         name, tables = sql.Identifier(publication), _list(relation.name for relation in missing)
         if exists:
             statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, tables)
@@ -212,8 +240,12 @@ class Addition:
             options: list[LiteralString] = ["publish_via_partition_root = true"]
             if connection.info.server_version >= _GENERATED_VERSION:
                 options.append("publish_generated_columns = stored")
-            statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, sql.SQL(", ".join(options)))
-        return cls(publication, statement, tuple(relation.oid for relation in missing if relation.oid is not None))
+            statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
+                name, tables, sql.SQL(", ".join(options))
+            )
+        return cls(
+            publication, statement, tuple(relation.oid for relation in missing if relation.oid is not None)
+        )
 
     @property
     def text(self) -> str:
@@ -245,7 +277,9 @@ def drop_table(connection: Connection, publication: str, table: TableName) -> bo
     """Remove a table from the publication if it is listed by name and this role may; returns whether it was
     removed. A table that stays does no harm.
     """
-    statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(publication), _list([table]))
+    statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
+        sql.Identifier(publication), _list([table])
+    )
     try:
         with connection.transaction():
             connection.execute(lock_timeout(LOCK_SECONDS))
@@ -262,7 +296,9 @@ def drop_table(connection: Connection, publication: str, table: TableName) -> bo
 
 
 def _list(tables: Iterable[TableName]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables))
+    return sql.SQL(", ").join(
+        sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables)
+    )
 
 
 def drop_publication(connection: Connection, name: str) -> None:
@@ -307,10 +343,13 @@ def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
                 _OWN.check(connection)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
-                "this role may not create the event trigger that reports column changes", hint=install_statements()
+                "this role may not create the event trigger that reports column changes",
+                hint=install_statements(),
             ) from error
         except psycopg.errors.LockNotAvailable as error:
-            raise LockWaitError("the event trigger could not be created within 10 seconds: another session holds a lock") from error
+            raise LockWaitError(
+                "the event trigger could not be created within 10 seconds: another session holds a lock"
+            ) from error
 
 
 def load_key(connection: Connection) -> bytes | None:
@@ -326,8 +365,10 @@ def load_key(connection: Connection) -> bytes | None:
         except psycopg.errors.InsufficientPrivilege as error:
             role = identifier(Trust.load(connection).role)
             raise PrivilegeError(
-                "this role may not read the key that signs the messages of the event trigger, so they are ignored",
-                hint=f"GRANT USAGE ON SCHEMA penstock_ddl TO {role}; GRANT SELECT ON penstock_ddl.secret TO {role};",
+                "this role may not read the key that signs the messages of the event trigger, so they are "
+                "ignored",
+                hint=f"GRANT USAGE ON SCHEMA penstock_ddl TO {role}; "
+                f"GRANT SELECT ON penstock_ddl.secret TO {role};",
             ) from error
     return None if row is None else str(row[0]).encode()
 

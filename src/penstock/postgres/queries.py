@@ -72,7 +72,11 @@ def is_present(column: Column) -> str:
 
 
 def compare(column: Column, operator: str, value: Any) -> str:
-    return sql.SQL("{} {} {}").format(_operand(column), sql.SQL(_OPERATORS[operator]), sql.Literal(value)).as_string()
+    return (
+        sql.SQL("{} {} {}")
+        .format(_operand(column), sql.SQL(_OPERATORS[operator]), sql.Literal(value))
+        .as_string()
+    )
 
 
 def is_one_of(column: Column, values: Sequence[Any]) -> str:

@@ -28,7 +28,13 @@ from psycopg.pq.abc import PGconn
 
 from penstock.errors import ConnectionLostError, PublicationError
 from penstock.position import Lsn, Position
-from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, translate
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect_replication,
+    replication_command,
+    translate,
+)
 from penstock.postgres.queries import identifier
 from penstock.postgres.slot import COPY_AGAIN, drop_statement
 
@@ -99,7 +105,9 @@ class Pace:
                 # Small packets take several times their size.
                 room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) / 4
             change = min(1.25, max(0.5, room / max(size, 1)))
-            self._pause_seconds = min(_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, self._pause_seconds * change))
+            self._pause_seconds = min(
+                _PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, self._pause_seconds * change)
+            )
         return self._pause_seconds
 
 
@@ -143,7 +151,10 @@ class StreamRequest:
 
 
 class ReplicationStream:
-    """Receives in the background between `open` and `close`. One consumer thread calls `take` and `confirm`."""
+    """Receives in the background between `open` and `close`.
+
+    One consumer thread calls `take` and `confirm`.
+    """
 
     def __init__(self, address: SourceAddress, request: StreamRequest) -> None:
         self._address = address
@@ -171,15 +182,20 @@ class ReplicationStream:
     def open(self) -> None:
         """Connect and identify the server. No messages flow until `start`."""
         self._connection = connect_replication(self._address, "penstock capture")
-        self.system_identifier, timeline, *_ = replication_command(self._connection, "IDENTIFY_SYSTEM", "identifying the server")
+        self.system_identifier, timeline, *_ = replication_command(
+            self._connection, "IDENTIFY_SYSTEM", "identifying the server"
+        )
         self.timeline = int(timeline)
-        (timeout,) = replication_command(self._connection, "SHOW wal_sender_timeout", "asking for wal_sender_timeout")
+        (timeout,) = replication_command(
+            self._connection, "SHOW wal_sender_timeout", "asking for wal_sender_timeout"
+        )
         timeout_seconds = parse_duration(timeout)
         if timeout_seconds > 0:
             self._status_seconds = min(_STATUS_SECONDS, timeout_seconds / 4)
             self._silence_seconds = max(self._silence_seconds, timeout_seconds)
         self._pace = Pace(self._connection.pgconn.socket)
-        # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for a whole batch.
+        # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for
+        # a whole batch.
         result = self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
         if result.status != ExecStatus.TUPLES_OK:
             raise translate(psycopg.errors.error_from_result(result), "making room for the stream")
@@ -191,11 +207,17 @@ class ReplicationStream:
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
             sql.Identifier(self._request.slot),
             sql.SQL(str(self._request.start)),
-            sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()),
+            sql.SQL(", ").join(
+                sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value))
+                for name, value in options.items()
+            ),
         )
         result = self._connection.pgconn.exec_(command.as_string(self._connection).encode())
         if result.status != ExecStatus.COPY_BOTH:
-            raise translate(psycopg.errors.error_from_result(result), f"starting replication from slot {self._request.slot}")
+            raise translate(
+                psycopg.errors.error_from_result(result),
+                f"starting replication from slot {self._request.slot}",
+            )
         self._thread = threading.Thread(target=self._run, name="penstock-receive", daemon=True)
         self._thread.start()
 
@@ -207,12 +229,18 @@ class ReplicationStream:
         """
         with self._changed:
             if hold_seconds > 0:
-                self._changed.wait_for(lambda: self._failure is not None or self._buffered_bytes >= _MANY_BYTES, hold_seconds)
+                self._changed.wait_for(
+                    lambda: self._failure is not None or self._buffered_bytes >= _MANY_BYTES, hold_seconds
+                )
             elif not self._batches and self._failure is None:
                 self._changed.wait(timeout_seconds)
             if self._batches:
                 messages, size = self._batches.popleft()
-                while self._batches and size < _GULP_BYTES and len(messages) + len(self._batches[0][0]) <= _GULP_MESSAGES:
+                while (
+                    self._batches
+                    and size < _GULP_BYTES
+                    and len(messages) + len(self._batches[0][0]) <= _GULP_MESSAGES
+                ):
                     more, more_bytes = self._batches.popleft()
                     messages += more
                     size += more_bytes
@@ -254,7 +282,7 @@ class ReplicationStream:
         if self._connection is not None:
             self._connection.close()
 
-    # --- the receive thread --------------------------------------------------------------------------------------------
+    # --- the receive thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -323,7 +351,8 @@ class ReplicationStream:
                     break
                 if data[_KEEPALIVE_BYTES - 1]:  # the server requests a reply
                     self._status_due = 0.0
-            # Bytes, not memoryviews: the garbage collector would traverse every live view, which takes half of the time.
+            # Bytes, not memoryviews: the garbage collector would traverse every live view, which takes half
+            # of the time.
             append(bytes(data))
             size += length
             if size > _GULP_BYTES:
@@ -369,18 +398,23 @@ class ReplicationStream:
             self._report(requests_reply=False)
 
     def _report(self, *, requests_reply: bool) -> None:
-        """Send the received and confirmed positions to the server; with `requests_reply`, request an immediate reply."""
+        """Send the received and confirmed positions to the server; with `requests_reply`, request an
+        immediate reply.
+        """
         if self._connection is None:
             return
         # First, so that a confirmation during the send is not delayed.
         self._status_due = time.monotonic() + self._status_seconds
         confirmed = self._confirmed
-        # Sent once: a server that shuts down waits until everything it has sent counts as flushed, unless the last message has no flush
-        # position. While a target is behind, that could be never. It ignores a zero, and waits for the received position instead.
+        # Sent once: a server that shuts down waits until everything it has sent counts as flushed, unless the
+        # last message has no flush position. While a target is behind, that could be never. It ignores a
+        # zero, and waits for the received position instead.
         flushed = confirmed if confirmed != self._reported else 0
         clock = int((time.time() - _POSTGRES_EPOCH_SECONDS) * 1_000_000)
         pgconn = self._connection.pgconn
-        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), flushed, flushed, clock, requests_reply))
+        pgconn.put_copy_data(
+            _STATUS.pack(b"r", max(self._received, confirmed), flushed, flushed, clock, requests_reply)
+        )
         pgconn.flush()
         self._reported = confirmed
 
@@ -400,8 +434,10 @@ class ReplicationStream:
         publication existed when it was made, and stop at the same change on every attempt.
         """
         return PublicationError(
-            f"publication {self._request.publication} did not exist when the next change was made, so the server cannot decode it",
-            hint=f"{drop_statement(self._request.slot)} CREATE PUBLICATION {identifier(self._request.publication)} FOR TABLE …; "
+            f"publication {self._request.publication} did not exist when the next change was made, so the "
+            "server cannot decode it",
+            hint=f"{drop_statement(self._request.slot)} CREATE PUBLICATION "
+            f"{identifier(self._request.publication)} FOR TABLE …; "
             f"unless it exists again; then {COPY_AGAIN}",
         )
 

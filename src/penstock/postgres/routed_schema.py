@@ -35,18 +35,22 @@ def joined_schema(name: TableName, source_column: str, members: Sequence[TableSc
     taken = [column for column in first.column_names if column.casefold() == source_column.casefold()]
     if taken:
         raise MembersDifferError(
-            f"the tables that are routed into {name} have a column {taken[0]!r} themselves", hint="choose another source_column: for them"
+            f"the tables that are routed into {name} have a column {taken[0]!r} themselves",
+            hint="choose another source_column: for them",
         )
     if differences:
         more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         raise MembersDifferError(
             f"the tables that are routed into {name} are not alike: {'; '.join(differences[:_LISTED])}{more}",
-            hint="make their columns and keys the same, or exclude those that differ; it is then copied again",
+            hint="make their columns and keys the same, or exclude those that differ; it is then copied "
+            "again",
         )
     columns = (*first.columns, Column(source_column, pa.string(), _TEXT_OID))
     key = (*first.key, source_column) if first.key else ()
     aligned = tuple(align(member, first) for member in members)
-    return TableSchema(_identity(source_column, members), name, columns, key, members=Members(source_column, aligned))
+    return TableSchema(
+        _identity(source_column, members), name, columns, key, members=Members(source_column, aligned)
+    )
 
 
 def align(member: TableSchema, first: TableSchema) -> TableSchema:
@@ -56,18 +60,28 @@ def align(member: TableSchema, first: TableSchema) -> TableSchema:
     if attributes is not None:
         numbers = dict(zip(member.column_names, attributes.numbers, strict=True))
         attributes = replace(attributes, numbers=tuple(numbers[name] for name in first.column_names))
-    return replace(member, columns=tuple(own[name] for name in first.column_names), key=first.key, attributes=attributes)
+    return replace(
+        member, columns=tuple(own[name] for name in first.column_names), key=first.key, attributes=attributes
+    )
 
 
 def is_same_shape(one: TableSchema, other: TableSchema) -> bool:
     """Whether both are the same table with the same columns, in any order, and the same key."""
-    shapes = [{(each.name, each.type_oid, each.type_modifier, each.arrow_type) for each in schema.columns} for schema in (one, other)]
-    return (one.oid, one.name, set(one.key)) == (other.oid, other.name, set(other.key)) and shapes[0] == shapes[1]
+    shapes = [
+        {(each.name, each.type_oid, each.type_modifier, each.arrow_type) for each in schema.columns}
+        for schema in (one, other)
+    ]
+    return (one.oid, one.name, set(one.key)) == (other.oid, other.name, set(other.key)) and shapes[
+        0
+    ] == shapes[1]
 
 
 def _differences(one: TableSchema, other: TableSchema) -> Iterator[str]:
     mine, theirs = ({column.name: column for column in each.columns} for each in (one, other))
-    for has, lacks, names in ((one, other, mine.keys() - theirs.keys()), (other, one, theirs.keys() - mine.keys())):
+    for has, lacks, names in (
+        (one, other, mine.keys() - theirs.keys()),
+        (other, one, theirs.keys() - mine.keys()),
+    ):
         yield from (f"{has.name} has a column {name!r}, and {lacks.name} has not" for name in sorted(names))
     for name, column in mine.items():
         if name in theirs and _kind(column) != _kind(theirs[name]):
@@ -91,8 +105,13 @@ def _identity(source_column: str, members: Sequence[TableSchema]) -> int:
             member.oid,
             str(member.name),
             sorted(member.key),
-            sorted((each.name, each.type_oid, each.type_modifier, str(each.arrow_type)) for each in member.columns),
-            () if member.attributes is None else sorted(zip(member.attributes.numbers, member.column_names, strict=True)),
+            sorted(
+                (each.name, each.type_oid, each.type_modifier, str(each.arrow_type))
+                for each in member.columns
+            ),
+            ()
+            if member.attributes is None
+            else sorted(zip(member.attributes.numbers, member.column_names, strict=True)),
         )
         for member in members
     ]

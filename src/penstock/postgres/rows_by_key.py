@@ -36,8 +36,13 @@ from penstock.postgres.copy_text import read_texts
 from penstock.postgres.snapshot_export import CopyFingerprint, KeyOperator
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 
-# One index lookup per key, even if the planner believes that the table is small: a batch must not read all of it.
-_BY_INDEX = ("SET LOCAL enable_seqscan = off", "SET LOCAL enable_hashjoin = off", "SET LOCAL enable_mergejoin = off")
+# One index lookup per key, even if the planner believes that the table is small: a batch must not read all of
+# it.
+_BY_INDEX = (
+    "SET LOCAL enable_seqscan = off",
+    "SET LOCAL enable_hashjoin = off",
+    "SET LOCAL enable_mergejoin = off",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,9 @@ def read_keys(
         lock_table(connection, table, outline.schema.oid, only=not outline.is_partitioned)
         check_filenodes(connection, filenodes, table)
         for batch in batches:
-            yield from _read(connection, outline, batch, reject_inexact=reject_inexact, on_rejected=on_rejected)
+            yield from _read(
+                connection, outline, batch, reject_inexact=reject_inexact, on_rejected=on_rejected
+            )
         check_filenodes(connection, filenodes, table)
 
 
@@ -89,7 +96,12 @@ def _has_index(outline: CopyFingerprint) -> bool:
 
 
 def _read(
-    connection: Connection, outline: CopyFingerprint, keys: KeyBatch, *, reject_inexact: bool, on_rejected: OnRejected | None = None
+    connection: Connection,
+    outline: CopyFingerprint,
+    keys: KeyBatch,
+    *,
+    reject_inexact: bool,
+    on_rejected: OnRejected | None = None,
 ) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(outline.schema)
     for texts in read_texts(connection, keys_statement(outline, keys.texts), 1 + len(outline.schema.columns)):
@@ -102,11 +114,15 @@ def _read(
         yield (
             found
             if on_rejected is None
-            else filter_values(found, rows.unreadable, outline.schema, on_rejected, reject_inexact=reject_inexact)
+            else filter_values(
+                found, rows.unreadable, outline.schema, on_rejected, reject_inexact=reject_inexact
+            )
         )
 
 
-def _is_exact_match(rows: DecodedRows, outline: CopyFingerprint, keys: KeyBatch, places: pa.Int64Array) -> pa.BooleanArray:
+def _is_exact_match(
+    rows: DecodedRows, outline: CopyFingerprint, keys: KeyBatch, places: pa.Int64Array
+) -> pa.BooleanArray:
     """Whether the key of each row is identical to the key that found it."""
     same = pa.array([True] * len(places), pa.bool_())
     for at, name in enumerate(outline.schema.key):
@@ -135,7 +151,9 @@ def _equals(column: str, key: sql.Composed, operator: KeyOperator | None) -> sql
         return sql.SQL("{} = {}").format(mine, key)
     if operator.equals is None:
         return sql.SQL("pg_catalog.concat({}) = {}").format(mine, key)
-    return sql.SQL("CAST({} AS {}) {} {}").format(mine, sql.SQL(operator.type_name), sql.SQL(operator.equals), key)
+    return sql.SQL("CAST({} AS {}) {} {}").format(
+        mine, sql.SQL(operator.type_name), sql.SQL(operator.equals), key
+    )
 
 
 def _delimiter(operator: KeyOperator | None) -> str:
@@ -159,12 +177,16 @@ def keys_statement(outline: CopyFingerprint, texts: Sequence[pa.StringArray]) ->
     filter uses without qualification.
     """
     if any(column.null_count for column in texts):
-        raise TableRewrittenError(f"changes of {outline.schema.name} came without their key; its snapshot starts again")
+        raise TableRewrittenError(
+            f"changes of {outline.schema.name} came without their key; its snapshot starts again"
+        )
     names = [f"k{at}" for at in range(len(texts))]
     operators = [outline.key_operators.get(column) for column in outline.schema.key]
     types = [_input_type(name, operator) for name, operator in zip(outline.key_types, operators, strict=True)]
     keys = [
-        sql.SQL("pg_catalog.unnest({}::{}[])").format(sql.Literal(_array_text(column, _delimiter(operator))), sql.SQL(type_name))
+        sql.SQL("pg_catalog.unnest({}::{}[])").format(
+            sql.Literal(_array_text(column, _delimiter(operator))), sql.SQL(type_name)
+        )
         for column, type_name, operator in zip(texts, types, operators, strict=True)
     ]
     asked = sql.Identifier("penstock keys")
@@ -177,7 +199,8 @@ def keys_statement(outline: CopyFingerprint, texts: Sequence[pa.StringArray]) ->
         wanted.append(sql.SQL("({})").format(sql.SQL(outline.row_filter)))
     return (
         sql.SQL(
-            "SELECT {asked}.n, r.* FROM (SELECT {keys}, pg_catalog.generate_series(1, {count})) AS {asked} ({names}, n) "
+            "SELECT {asked}.n, r.* FROM (SELECT {keys}, pg_catalog.generate_series(1, {count})) "
+            "AS {asked} ({names}, n) "
             "CROSS JOIN LATERAL (SELECT {columns} FROM {only}{table} AS t WHERE {wanted}) AS r"
         )
         .format(

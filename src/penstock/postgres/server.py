@@ -51,7 +51,9 @@ class SystemIdentity:
 
 def identify_system(address: SourceAddress) -> SystemIdentity:
     with connect_replication(address) as connection:
-        identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
+        identifier, timeline, *_ = replication_command(
+            connection, "IDENTIFY_SYSTEM", "identifying the server"
+        )
         return SystemIdentity(identifier, int(timeline))
 
 
@@ -98,7 +100,9 @@ def inspect_health(connection: Connection, slot: str, long_seconds: float) -> So
     """Two short queries on system views; user tables are not read."""
     row: Any = connection.execute(query("replication", "health"), {"slot": slot}).fetchone()
     taken_at, flushed, restart, wal_status, safe_wal_bytes, catalog_age, oldest_age = row
-    rows: Any = connection.execute(query("replication", "open_transactions"), {"long_seconds": long_seconds}).fetchall()
+    rows: Any = connection.execute(
+        query("replication", "open_transactions"), {"long_seconds": long_seconds}
+    ).fetchall()
     return SourceSample(
         taken_at,
         Position.parse(flushed),
@@ -118,7 +122,9 @@ def inspect_blockers(connection: Connection, pid: int) -> tuple[OpenTransaction,
 
 
 def log_wait(blockers: Sequence[OpenTransaction]) -> None:
-    _log.warning("waiting for open transactions", extra={"transactions": [each.describe() for each in blockers]})
+    _log.warning(
+        "waiting for open transactions", extra={"transactions": [each.describe() for each in blockers]}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +156,25 @@ def limit_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
     slots, senders = 2 - has_slot, 2
     if limits.max_slots - limits.used_slots < slots:
         yield SlotLimitError(
-            f"{limits.used_slots} of {limits.max_slots} replication slots are taken, and {slots} more are needed",
-            hint=f"ALTER SYSTEM SET max_replication_slots = {limits.used_slots + slots}; then restart the server",
+            f"{limits.used_slots} of {limits.max_slots} replication slots are taken, and {slots} more are "
+            "needed",
+            hint=f"ALTER SYSTEM SET max_replication_slots = {limits.used_slots + slots}; "
+            "then restart the server",
         )
     if limits.max_senders - limits.used_senders < senders:
         yield SenderLimitError(
             f"{limits.used_senders} of {limits.max_senders} WAL senders are taken, and {senders} are needed",
-            hint=f"ALTER SYSTEM SET max_wal_senders = {limits.used_senders + senders}; then restart the server",
+            hint=f"ALTER SYSTEM SET max_wal_senders = {limits.used_senders + senders}; "
+            "then restart the server",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The current user. `services` are the administrator roles of managed services that exist on the server."""
+    """The current user.
+
+    `services` are the administrator roles of managed services that exist on the server.
+    """
 
     name: str
     database: str
@@ -231,8 +243,12 @@ class OwnerCode:
 
 def inspect_owner_code(connection: Connection, oids: Collection[int]) -> OwnerCode:
     """For these tables, by OID, and their partitions."""
-    owners: list[Any] = connection.execute(query("privileges", "foreign_owners"), {"oids": list(oids)}).fetchall()
+    owners: list[Any] = connection.execute(
+        query("privileges", "foreign_owners"), {"oids": list(oids)}
+    ).fetchall()
     functions: dict[int, tuple[str, ...]] = {}
-    for oid, function, owner in connection.execute(query("privileges", "foreign_functions"), {"oids": list(oids)}):
+    for oid, function, owner in connection.execute(
+        query("privileges", "foreign_functions"), {"oids": list(oids)}
+    ):
         functions[int(str(oid))] = (*functions.get(int(str(oid)), ()), f"{function} of {owner}")
     return OwnerCode(dict(owners), functions)

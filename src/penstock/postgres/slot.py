@@ -30,7 +30,13 @@ from penstock.errors import (
 )
 from penstock.lag import OpenTransaction
 from penstock.position import Lsn, Position
-from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, source_errors
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect_replication,
+    replication_command,
+    source_errors,
+)
 from penstock.postgres.queries import query
 from penstock.postgres.server import inspect_blockers, log_wait
 
@@ -39,18 +45,21 @@ FAILOVER_VERSION = 17
 """The first version that copies slots to standbys."""
 
 COPY_AGAIN = (
-    "copy the tables again: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "copy the tables again: for a pipeline, remove the target tables, their penstock_epochs and the state "
+    "directory, and run again; "
     "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
 )
 _OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
 
 _REASONS = {
-    "wal_removed": "WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size",
+    "wal_removed": "WAL that was still needed has been removed, since the slot held back more than "
+    "max_slot_wal_keep_size",
     "rows_removed": "catalog rows that were still needed have been vacuumed away on the primary",
     "wal_level_insufficient": "the primary's wal_level was not logical for a while",
     "idle_timeout": "it was not read for longer than idle_replication_slot_timeout",
-    "conflicting": "WAL or catalog rows that were still needed have been removed; this version of Postgres does not report which",
+    "conflicting": "WAL or catalog rows that were still needed have been removed; this version of Postgres "
+    "does not report which",
 }
 
 OnWait = Callable[[Sequence[OpenTransaction]], None]
@@ -66,7 +75,10 @@ class SlotReader:
     since: datetime | None
 
     def describe(self) -> str:
-        parts = [f"application {self.application!r}" if self.application else "", f"client {self.client}" if self.client else ""]
+        parts = [
+            f"application {self.application!r}" if self.application else "",
+            f"client {self.client}" if self.client else "",
+        ]
         parts.append(f"since {self.since:%Y-%m-%d %H:%M:%S %Z}" if self.since else "")
         known = ", ".join(part for part in parts if part)
         return f"{self.pid} ({known})" if known else str(self.pid)
@@ -118,7 +130,8 @@ def server_faults(server: Server) -> Iterator[PenstockError]:
     if server.in_recovery:
         yield StandbyError(
             "the server is a standby, on which publications and slots are not reliable",
-            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
+            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in "
+            "the dsn finds it",
         )
     if server.wal_level != "logical":
         yield WalLevelError(
@@ -133,7 +146,10 @@ def check_server(server: Server) -> None:
 
 
 def current_position(connection: Connection) -> Position:
-    """The position up to which the server has flushed its WAL. Everything committed so far is at or below it."""
+    """The position up to which the server has flushed its WAL.
+
+    Everything committed so far is at or below it.
+    """
     row: Any = connection.execute(query("replication", "current_lsn")).fetchone()
     return Position.parse(row[0])
 
@@ -192,7 +208,8 @@ def check_slot(slot: Slot, database: str) -> None:
     if slot.invalidation is not None or slot.restart is None:
         reason = slot.invalidation or "unknown"
         raise SlotLostError(
-            f"the server has invalidated slot {slot.name} ({reason}): {_REASONS.get(reason, 'it does not report why')}; "
+            f"the server has invalidated slot {slot.name} ({reason}): "
+            f"{_REASONS.get(reason, 'it does not report why')}; "
             f"what committed after {slot.confirmed} can no longer be read",
             hint=f"{drop_statement(slot.name)} then {COPY_AGAIN}",
         )
@@ -201,13 +218,24 @@ def check_slot(slot: Slot, database: str) -> None:
 def _foreign(slot: Slot, database: str) -> PenstockError | None:
     name, drop = slot.name, f"or, if it is not needed, SELECT pg_drop_replication_slot('{slot.name}')"
     if slot.kind != "logical":
-        return SlotPhysicalError(f"slot {name} is a {slot.kind} slot, not a logical one", hint=f"{_OTHER_NAME}, {drop}")
+        return SlotPhysicalError(
+            f"slot {name} is a {slot.kind} slot, not a logical one", hint=f"{_OTHER_NAME}, {drop}"
+        )
     if slot.temporary:
         owner = slot.reader.describe() if slot.reader is not None else "unknown"
-        end = f", or end that session: SELECT pg_terminate_backend({slot.active_pid})" if slot.active_pid is not None else ""
-        return SlotTemporaryError(f"slot {name} is a temporary slot of server process {owner} and ends with it", hint=f"{_OTHER_NAME}{end}")
+        end = (
+            f", or end that session: SELECT pg_terminate_backend({slot.active_pid})"
+            if slot.active_pid is not None
+            else ""
+        )
+        return SlotTemporaryError(
+            f"slot {name} is a temporary slot of server process {owner} and ends with it",
+            hint=f"{_OTHER_NAME}{end}",
+        )
     if slot.plugin != PLUGIN:
-        return SlotPluginError(f"slot {name} is a slot of plugin {slot.plugin}, not of {PLUGIN}", hint=f"{_OTHER_NAME}, {drop}")
+        return SlotPluginError(
+            f"slot {name} is a slot of plugin {slot.plugin}, not of {PLUGIN}", hint=f"{_OTHER_NAME}, {drop}"
+        )
     if slot.database != database:
         return SlotDatabaseError(
             f"slot {name} is a slot of database {slot.database}, not of {database}",
@@ -215,7 +243,8 @@ def _foreign(slot: Slot, database: str) -> PenstockError | None:
         )
     if slot.two_phase:
         return SlotTwoPhaseError(
-            f"slot {name} was created with two_phase: it sends prepared transactions that may still be rolled back",
+            f"slot {name} was created with two_phase: it sends prepared transactions that may still be "
+            "rolled back",
             hint=f"{_OTHER_NAME}, {drop}",
         )
     return None
@@ -226,11 +255,13 @@ def check_idle(slot: Slot) -> None:
     if slot.reader is not None:
         raise SlotBusyError(
             f"slot {slot.name} is being read by server process {slot.reader.describe()}",
-            hint=f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({slot.reader.pid})",
+            hint="stop that reader; if it has ended and the server has not noticed yet: "
+            f"SELECT pg_terminate_backend({slot.reader.pid})",
         )
     if slot.confirmed == Position.ZERO:
         raise SlotBusyError(
-            f"slot {slot.name} has not been created completely", hint=f"if that lasts: SELECT pg_drop_replication_slot('{slot.name}')"
+            f"slot {slot.name} has not been created completely",
+            hint=f"if that lasts: SELECT pg_drop_replication_slot('{slot.name}')",
         )
 
 
@@ -238,7 +269,8 @@ def check_failover(failover: bool, version: int) -> None:
     major = version // 10_000
     if failover and major < FAILOVER_VERSION:
         raise SlotFailoverError(
-            f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys from {FAILOVER_VERSION} on",
+            f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys "
+            f"from {FAILOVER_VERSION} on",
             hint="remove source.failover from the configuration, or upgrade the server",
         )
 
@@ -258,7 +290,13 @@ def drop_slot(connection: Connection, name: str) -> None:
         connection.execute(query("replication", "drop_slot"), {"slot": name})
 
 
-def ensure_slot(address: SourceAddress, connection: Connection, name: str, failover: bool = False, on_wait: OnWait = log_wait) -> Slot:
+def ensure_slot(
+    address: SourceAddress,
+    connection: Connection,
+    name: str,
+    failover: bool = False,
+    on_wait: OnWait = log_wait,
+) -> Slot:
     """Create the slot if it is missing, and with `failover`, mark it to be copied to standbys. Creating it
     waits for the transactions that are open at that moment; `on_wait` is called once a second with them.
     """
@@ -275,13 +313,24 @@ def ensure_slot(address: SourceAddress, connection: Connection, name: str, failo
         return slot
     slot = inspect_slot(connection, name)
     if slot is None:  # another session dropped it at once
-        raise SlotForeignError(f"slot {name} vanished right after it was created", hint="look for another process that drops it")
+        raise SlotForeignError(
+            f"slot {name} vanished right after it was created", hint="look for another process that drops it"
+        )
     return slot
 
 
-def _create_slot(address: SourceAddress, connection: Connection, name: str, failover: bool, on_wait: OnWait) -> None:
+def _create_slot(
+    address: SourceAddress, connection: Connection, name: str, failover: bool, on_wait: OnWait
+) -> None:
     options = sql.SQL("(SNAPSHOT 'nothing', FAILOVER true)" if failover else "NOEXPORT_SNAPSHOT")
-    command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} {}").format(sql.Identifier(name), sql.SQL(PLUGIN), options)
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} {}").format(
+        sql.Identifier(name), sql.SQL(PLUGIN), options
+    )
     with connect_replication(address) as replication:
         pid = replication.info.backend_pid
-        replication_command(replication, command, f"creating slot {name}", on_wait=lambda: on_wait(inspect_blockers(connection, pid)))
+        replication_command(
+            replication,
+            command,
+            f"creating slot {name}",
+            on_wait=lambda: on_wait(inspect_blockers(connection, pid)),
+        )

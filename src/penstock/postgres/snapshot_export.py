@@ -24,7 +24,13 @@ from psycopg import sql
 
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema
-from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect,
+    connect_replication,
+    replication_command,
+)
 from penstock.postgres.membership import inspect_memberships
 from penstock.postgres.queries import publication_query, query
 from penstock.postgres.routed_schema import joined_schema
@@ -50,12 +56,16 @@ class ExportedSnapshot:
 
 
 @contextmanager
-def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()) -> Iterator[ExportedSnapshot]:
+def export_snapshot(
+    address: SourceAddress, on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
+) -> Iterator[ExportedSnapshot]:
     """Hold a snapshot open for the length of the block. Creating it waits for the transactions that are open
     at that moment. `on_wait` is called once a second with them; an exception from it ends the wait.
     """
     slot = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
-    command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL {} EXPORT_SNAPSHOT").format(sql.Identifier(slot), sql.SQL(PLUGIN))
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL {} EXPORT_SNAPSHOT").format(
+        sql.Identifier(slot), sql.SQL(PLUGIN)
+    )
     with connect_replication(address, "penstock snapshot") as connection:
         pid = connection.info.backend_pid
 
@@ -63,7 +73,9 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait, _tables:
             with connect(address) as other:
                 on_wait(inspect_blockers(other, pid))
 
-        _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot", on_wait=report_wait)
+        _, consistent, name, _ = replication_command(
+            connection, command, "exporting a snapshot", on_wait=report_wait
+        )
         yield ExportedSnapshot(name, Position.parse(consistent))
 
 
@@ -85,7 +97,9 @@ class SharedSnapshot:
     def count_readers(self) -> int:
         """How many sessions of this role currently read under this snapshot."""
         self.connection.execute("SELECT pg_catalog.pg_stat_clear_snapshot()")
-        row: Any = self.connection.execute(query("replication", "chunk_readers"), {"application": reader_name(self.name)}).fetchone()
+        row: Any = self.connection.execute(
+            query("replication", "chunk_readers"), {"application": reader_name(self.name)}
+        ).fetchone()
         return int(row[0])
 
 
@@ -110,7 +124,10 @@ def session_lock_timeout() -> sql.Composed:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A heap: the table itself, or one partition of it. `filenode` changes when it is rewritten or truncated."""
+    """A heap: the table itself, or one partition of it.
+
+    `filenode` changes when it is rewritten or truncated.
+    """
 
     oid: int
     name: TableName
@@ -170,7 +187,10 @@ class CopyFingerprint:
         compared = {
             "it was dropped and created again": (self.schema.oid, other.schema.oid),
             "its key changed": ((self.schema.key, self.key_types), (other.schema.key, other.key_types)),
-            "its columns changed": ((self.schema.columns, self.numbers), (other.schema.columns, other.numbers)),
+            "its columns changed": (
+                (self.schema.columns, self.numbers),
+                (other.schema.columns, other.numbers),
+            ),
             "its row filter changed": (self.row_filter, other.row_filter),
             "it left the publication and came back": (self.membership, other.membership),
             "its partitions changed": (self._heaps, other._heaps),
@@ -199,7 +219,10 @@ class MeasuredTable:
 def inspect_leaves(connection: Connection, oid: int) -> tuple[tuple[Leaf, ...], dict[int, int]]:
     """The heaps of a table by OID, and the size of each."""
     rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": oid}).fetchall()
-    leaves = [Leaf(leaf_oid, TableName(namespace, name), filenode) for leaf_oid, namespace, name, _, filenode in rows]
+    leaves = [
+        Leaf(leaf_oid, TableName(namespace, name), filenode)
+        for leaf_oid, namespace, name, _, filenode in rows
+    ]
     return tuple(sorted(leaves, key=lambda leaf: leaf.oid)), {row[0]: row[3] for row in rows}
 
 
@@ -219,19 +242,26 @@ def inspect_fingerprint(connection: Connection, table: CatalogTable, publication
     """A digest that stays the same while the table's fingerprint does. Does not wait for locks."""
     if table.members:
         return "/".join(inspect_fingerprint(connection, member, publication) for member in table.members)
-    row: Any = connection.execute(query("catalog", "fingerprint"), {"oid": table.oid, "publication": publication}).fetchone()
+    row: Any = connection.execute(
+        query("catalog", "fingerprint"), {"oid": table.oid, "publication": publication}
+    ).fetchone()
     return str(row[0])
 
 
 def inspect_outline(
-    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+    connection: Connection,
+    table: CatalogTable,
+    policy: TypePolicy | None = None,
+    publication: str | None = None,
 ) -> MeasuredTable:
     """Inspect one table. Call it after the snapshot was taken, so that a rewrite between the two is detected
     when the table is read. `LockWaitError` if another session holds this table locked; locks on other tables
     do not matter.
     """
     if table.members:
-        return _joined(table, [inspect_outline(connection, member, policy, publication) for member in table.members])
+        return _joined(
+            table, [inspect_outline(connection, member, policy, publication) for member in table.members]
+        )
     connection.execute(session_lock_timeout())
     schema = inspect_schema(connection, table, policy, publication)
     rows: list[Any] = connection.execute(query("catalog", "attributes"), {"oid": table.oid}).fetchall()
@@ -260,7 +290,9 @@ def _inspect_act(connection: Connection, table: TableName, publication: str | No
 
 def _inspect_key_operators(connection: Connection, oid: int) -> dict[str, KeyOperator]:
     rows: list[Any] = connection.execute(query("catalog", "key_operators"), {"oid": oid}).fetchall()
-    return {name: KeyOperator(type_name, equals, delimiter or ",") for name, type_name, equals, delimiter in rows}
+    return {
+        name: KeyOperator(type_name, equals, delimiter or ",") for name, type_name, equals, delimiter in rows
+    }
 
 
 def _joined(table: CatalogTable, members: Sequence[MeasuredTable]) -> MeasuredTable:
@@ -272,7 +304,16 @@ def _joined(table: CatalogTable, members: Sequence[MeasuredTable]) -> MeasuredTa
     memberships = [outline.membership or "" for outline in outlines]
     fingerprint = "/".join(outline.fingerprint for outline in outlines)
     joined = CopyFingerprint(
-        schema, (), (), None, "/".join(memberships), False, tuple(leaves), fingerprint, tuple(outlines), table.source_column
+        schema,
+        (),
+        (),
+        None,
+        "/".join(memberships),
+        False,
+        tuple(leaves),
+        fingerprint,
+        tuple(outlines),
+        table.source_column,
     )
     return MeasuredTable(joined, {oid: size for member in members for oid, size in member.leaf_bytes.items()})
 

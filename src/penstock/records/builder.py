@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from penstock.contracts.capture import Change, Commit, Delete, Truncate, Upsert
-from penstock.contracts.records import EXACT, MOVED_FROM, OPERATION, TABLE, UNCHANGED, Operation, Record, RecordPosition
+from penstock.contracts.records import (
+    EXACT,
+    MOVED_FROM,
+    OPERATION,
+    TABLE,
+    UNCHANGED,
+    Operation,
+    Record,
+    RecordPosition,
+)
 from penstock.errors import ConfigError, RecordGoneError
 from penstock.position import Position
 from penstock.schema import TableName
@@ -33,7 +42,9 @@ class ChangePlace:
     ordinal: int = _END
 
     def render(self) -> RecordPosition:
-        return RecordPosition(str(self.position) if self.ordinal == _END else f"{self.position}:{self.ordinal}")
+        return RecordPosition(
+            str(self.position) if self.ordinal == _END else f"{self.position}:{self.ordinal}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +88,27 @@ class RecordBuilder:
         return Record(position, event.key, self._chosen(event.row), metadata, time)
 
     def record(self, change: Change) -> Record:
-        """The record of a change of the live stream. A change that is delivered again has the same position."""
+        """The record of a change of the live stream.
+
+        A change that is delivered again has the same position.
+        """
         position, time = place_of(change).render(), commit_of(change).time or datetime.now(UTC)
         event = change.event
         match event:
             case Upsert():
                 return self.row(event, Operation.UPSERT, position, time)
             case Delete():
-                return Record(position, event.key, None, {OPERATION: Operation.DELETE.value, TABLE: str(self.table)}, time)
+                return Record(
+                    position,
+                    event.key,
+                    None,
+                    {OPERATION: Operation.DELETE.value, TABLE: str(self.table)},
+                    time,
+                )
             case Truncate():
-                return Record(position, {}, None, {OPERATION: Operation.TRUNCATE.value, TABLE: str(self.table)}, time)
+                return Record(
+                    position, {}, None, {OPERATION: Operation.TRUNCATE.value, TABLE: str(self.table)}, time
+                )
 
     def _wants(self, column: str) -> bool:
         return not self.columns or column in self.columns
@@ -97,7 +119,10 @@ class RecordBuilder:
     def _check_columns(self, event: Upsert) -> None:
         lacking = [name for name in self.columns if name not in event.row and name not in event.unchanged]
         if lacking:
-            raise ConfigError(f"{self.table} has no column {', '.join(lacking)}", hint=f"the table has {', '.join(sorted(event.row))}")
+            raise ConfigError(
+                f"{self.table} has no column {', '.join(lacking)}",
+                hint=f"the table has {', '.join(sorted(event.row))}",
+            )
 
 
 def commit_of(change: Change) -> Commit:
@@ -115,4 +140,6 @@ def place_of(change: Change) -> ChangePlace:
 
 
 def _unplaced(what: str) -> ConfigError:
-    return ConfigError(f"the capture does not report {what}, which positions of records require", hint="use a WalCapture")
+    return ConfigError(
+        f"the capture does not report {what}, which positions of records require", hint="use a WalCapture"
+    )

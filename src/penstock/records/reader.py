@@ -13,7 +13,13 @@ from typing_extensions import override
 
 from penstock.contracts.capture import Change, ChangeCapture, ChangeStream, Upsert
 from penstock.contracts.records import Operation, Record, RecordPosition, Snapshotter
-from penstock.errors import NoRowsError, PenstockError, RecordGoneError, RecordNotFoundError, SnapshotInterruptedError
+from penstock.errors import (
+    NoRowsError,
+    PenstockError,
+    RecordGoneError,
+    RecordNotFoundError,
+    SnapshotInterruptedError,
+)
 from penstock.position import Position
 from penstock.records.builder import ChangePlace, RecordBuilder, SnapshotPlace, commit_of, parse_place
 from penstock.records.stream import AckLedger, RecordStream, released_error
@@ -59,7 +65,9 @@ class CaptureSnapshotter(Snapshotter):
     def next(self) -> Record:
         found, self._found = self._found, None
         if found is None:
-            raise NoRowsError("there is no further row, or has_next was not called", hint="call has_next before every next")
+            raise NoRowsError(
+                "there is no further row, or has_next was not called", hint="call has_next before every next"
+            )
         return found
 
     @override
@@ -70,7 +78,9 @@ class CaptureSnapshotter(Snapshotter):
         self._found = None
         self._changes.close()
         if not self._is_complete:
-            raise SnapshotInterruptedError(f"the snapshot of {self._builder.table} ended after {self._number} rows")
+            raise SnapshotInterruptedError(
+                f"the snapshot of {self._builder.table} ended after {self._number} rows"
+            )
 
     def _move(self, change: Change) -> Record:
         """Read the next row, to find out whether the current row is the last."""
@@ -122,7 +132,12 @@ class RecordReading:
         place = None if position is None else self._check(position)
         self._ledger.settle()
         if not self._is_positioned or position != self._current:
-            if self._is_positioned and position == self._previous and self._returned is not None and not self._is_acked(self._returned):
+            if (
+                self._is_positioned
+                and position == self._previous
+                and self._returned is not None
+                and not self._is_acked(self._returned)
+            ):
                 return self._returned
             self._seek(position, place)
         record = self._next()
@@ -137,7 +152,9 @@ class RecordReading:
         if isinstance(place, SnapshotPlace):
             return
         if place > self._known:
-            raise RecordGoneError(f"{position} was not read from this source", hint="pass the position of a record unchanged")
+            raise RecordGoneError(
+                f"{position} was not read from this source", hint="pass the position of a record unchanged"
+            )
         self._ledger.ack(place)
 
     def wake(self) -> None:
@@ -157,7 +174,7 @@ class RecordReading:
             if self._snapshotter is not None:
                 closing.callback(self._snapshotter.teardown)
 
-    # --- positions -----------------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------
 
     def _check(self, position: RecordPosition) -> ChangePlace | SnapshotPlace:
         """Raise an error, before anything is read, for a position from which reading cannot continue."""
@@ -169,7 +186,8 @@ class RecordReading:
             raise released_error(place, acked)
         if place > self._known:
             raise RecordGoneError(
-                f"{position} is beyond the server's position; it belongs to another server, or the server was restored to an earlier state",
+                f"{position} is beyond the server's position; it belongs to another server, or the server "
+                "was restored to an earlier state",
                 hint="empty the target and read from the start, with None",
             )
         return place
@@ -177,7 +195,8 @@ class RecordReading:
     def _seek(self, position: RecordPosition | None, place: ChangePlace | SnapshotPlace | None) -> None:
         if isinstance(place, SnapshotPlace):
             raise SnapshotInterruptedError(
-                f"the snapshot of {self._builder.table} ended before its last row, so reading cannot continue at {position}",
+                f"the snapshot of {self._builder.table} ended before its last row, so reading cannot "
+                f"continue at {position}",
                 hint="empty the target and read from the start, with None",
             )
         self._is_positioned = False
@@ -217,7 +236,7 @@ class RecordReading:
             with suppress(SnapshotInterruptedError):
                 snapshotter.teardown()
 
-    # --- records ----------------------------------------------------------------------------------------------------
+    # --- records --------------------------------------------------------------------------------------------
 
     def _next(self) -> Record:
         if self._snapshotter is not None:
@@ -252,5 +271,8 @@ class RecordReading:
         if snapshotter.is_drained:
             self._close_snapshot()
             # An empty table has no fence: deliver all unacknowledged changes.
-            self._follow(self._unread_stream(), self._ledger.acked if snapshotter.fence is None else ChangePlace(snapshotter.fence))
+            self._follow(
+                self._unread_stream(),
+                self._ledger.acked if snapshotter.fence is None else ChangePlace(snapshotter.fence),
+            )
         return record

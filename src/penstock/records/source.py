@@ -63,7 +63,10 @@ class RecordSettings:
         rest = {name: value for name, value in folded.items() if name not in _OWN}
         unknown = sorted(set(rest) - (CAPTURE_OPTIONS.keys - _UNSUPPORTED))
         if unknown:
-            raise ConfigError(f"a record source has no option {', '.join(unknown)}", hint="see docs/guides/records.md for all options")
+            raise ConfigError(
+                f"a record source has no option {', '.join(unknown)}",
+                hint="see docs/guides/records.md for all options",
+            )
         rest["dsn"] = address.dsn
         if address.password is not None:
             rest["password"] = address.password.reveal()
@@ -83,13 +86,16 @@ def _table(text: str) -> TableName:
         return TableName.parse(text)
     except ValueError as error:
         raise NoTableError(
-            f"{text!r} is not the name of a table", hint="set table to schema.table, in double quotes where SQL needs them"
+            f"{text!r} is not the name of a table",
+            hint="set table to schema.table, in double quotes where SQL needs them",
         ) from error
 
 
 def _address(url: str, password: str | None) -> SourceAddress:
     if not url.strip():
-        raise InvalidUrlError("the option 'url' is missing", hint="set url to postgresql://user@host:5432/database")
+        raise InvalidUrlError(
+            "the option 'url' is missing", hint="set url to postgresql://user@host:5432/database"
+        )
     try:
         return SourceAddress.parse(url, Secret(password) if password else None)
     except ConfigError as error:
@@ -108,7 +114,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= _LONGEST_WAIT_SECONDS:
-        raise ConfigError(f"the option 'waitSeconds' is {text!r}", hint=f"use a number from 0 to {_LONGEST_WAIT_SECONDS:g}")
+        raise ConfigError(
+            f"the option 'waitSeconds' is {text!r}", hint=f"use a number from 0 to {_LONGEST_WAIT_SECONDS:g}"
+        )
     return value
 
 
@@ -173,7 +181,9 @@ class PostgresRecordSource(RecordSource):
 
 
 def _not_open() -> NoRowsError:
-    return NoRowsError("the source is not open", hint="call open before the first read; after teardown, create a new source")
+    return NoRowsError(
+        "the source is not open", hint="call open before the first read; after teardown, create a new source"
+    )
 
 
 def _reach(address: SourceAddress) -> Position:
@@ -182,4 +192,6 @@ def _reach(address: SourceAddress) -> Position:
         with connect(address) as connection:
             return current_position(connection)
     except (AuthenticationError, ConnectionLostError, PrivilegeError) as error:
-        raise InvalidUrlError(error.message, hint=error.hint or "check that the server runs, and host, port and database in url") from error
+        raise InvalidUrlError(
+            error.message, hint=error.hint or "check that the server runs, and host, port and database in url"
+        ) from error

@@ -90,7 +90,9 @@ class RecordBuffer(CdcIterator):
 
 
 def _closed() -> NoRowsError:
-    return NoRowsError("the record source was closed", hint="open a new one and continue from the last position")
+    return NoRowsError(
+        "the record source was closed", hint="open a new one and continue from the last position"
+    )
 
 
 _SETTLE_SECONDS = 0.1
@@ -137,17 +139,22 @@ class AckLedger:
         with self._lock:
             if self._is_closed:
                 raise NoRowsError(
-                    "the source is closed and takes no acknowledgements", hint="acknowledge before teardown; the record is delivered again"
+                    "the source is closed and takes no acknowledgements",
+                    hint="acknowledge before teardown; the record is delivered again",
                 )
             self._acked = max(self._acked, place)
         self.settle()
 
     def settle(self, *, at_once: bool = False) -> None:
-        """Store the acknowledged position, then confirm it; at most a few times a second, unless `at_once`."""
+        """Store the acknowledged position, then confirm it; at most a few times a second, unless
+        `at_once`.
+        """
         with self._lock:
             now = time.monotonic()
             if self._acked > self._settled and (at_once or now - self._settled_at >= _SETTLE_SECONDS):
-                self._acked = max(self._acked, _load(self._file))  # never back, even if another process wrote it
+                self._acked = max(
+                    self._acked, _load(self._file)
+                )  # never back, even if another process wrote it
                 _store(self._file, self._acked)
                 self._settled, self._settled_at = self._acked, now
             for ack in self._waiting.take(self._settled):
@@ -175,7 +182,8 @@ class AckLedger:
 
 def released_error(after: ChangePlace, acked: ChangePlace) -> RecordGoneError:
     return RecordGoneError(
-        f"the records after {after.render()} were acknowledged up to {acked.render()} and may no longer be available",
+        f"the records after {after.render()} were acknowledged up to {acked.render()} and may no longer be "
+        "available",
         hint=f"continue from {acked.render()} if the target has everything up to it; "
         "otherwise empty the target and read from the start, with None",
     )
@@ -203,7 +211,9 @@ def _store(path: Path, place: ChangePlace) -> None:
 
 
 def _corrupt(path: Path) -> SpoolCorruptError:
-    return SpoolCorruptError(f"{path.name} has no position", hint=f"remove {path.name} from the spool; it is written again")
+    return SpoolCorruptError(
+        f"{path.name} has no position", hint=f"remove {path.name} from the spool; it is written again"
+    )
 
 
 _log = logging.getLogger(__name__)
@@ -214,7 +224,9 @@ class RecordStream:
     skipped, not acknowledged.
     """
 
-    def __init__(self, changes: ChangeStream, builder: RecordBuilder, ledger: AckLedger, after: ChangePlace) -> None:
+    def __init__(
+        self, changes: ChangeStream, builder: RecordBuilder, ledger: AckLedger, after: ChangePlace
+    ) -> None:
         self.buffer = RecordBuffer()
         self._changes = changes
         self._builder = builder

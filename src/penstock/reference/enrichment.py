@@ -33,7 +33,14 @@ _PATIENCE_SECONDS = 120.0
 
 _FAMILIES: dict[type[spark_types.DataType], str] = {
     **dict.fromkeys(
-        (spark_types.ByteType, spark_types.ShortType, spark_types.IntegerType, spark_types.LongType, spark_types.DecimalType), "number"
+        (
+            spark_types.ByteType,
+            spark_types.ShortType,
+            spark_types.IntegerType,
+            spark_types.LongType,
+            spark_types.DecimalType,
+        ),
+        "number",
     ),
     **dict.fromkeys((spark_types.FloatType, spark_types.DoubleType), "floating point"),
     **dict.fromkeys((spark_types.StringType, spark_types.VarcharType, spark_types.CharType), "text"),
@@ -62,12 +69,17 @@ class LookupReference:
     def __post_init__(self) -> None:
         if min(self.ttl_seconds, self.negative_ttl_seconds) < 0 or self.max_entries < 1:
             raise ConfigError(
-                "cache times must be 0 or more, and the cache must have at least one entry", hint="leave them out for the defaults"
+                "cache times must be 0 or more, and the cache must have at least one entry",
+                hint="leave them out for the defaults",
             )
 
 
 def lookup(
-    table: KeyedReferenceTable, *, ttl_seconds: float = 60.0, negative_ttl_seconds: float = 5.0, max_entries: int = 100_000
+    table: KeyedReferenceTable,
+    *,
+    ttl_seconds: float = 60.0,
+    negative_ttl_seconds: float = 5.0,
+    max_entries: int = 100_000,
 ) -> LookupReference:
     """Look up rows by key, with a cache, in a table that is too large to keep."""
     return LookupReference(table, ttl_seconds, negative_ttl_seconds, max_entries)
@@ -96,7 +108,9 @@ def enrich(
     table, finder, version = _strategy(stream, reference)
     pairs = _pairs(on, table.key)
     _check_types(stream, table.columns, pairs)
-    names = [name for name in table.columns.names if name not in table.key] if columns is None else list(columns)
+    names = (
+        [name for name in table.columns.names if name not in table.key] if columns is None else list(columns)
+    )
     shown = tuple((name, f"{prefix}{name}") for name in names)
     added = _added(stream, table.columns, shown, matched)
     types = {as_name: _plain(table.columns.field(name).type) for name, as_name in shown}
@@ -110,16 +124,25 @@ class _Shape:
     key: tuple[str, ...]
 
 
-def _strategy(stream: DataFrame, reference: KeptReference | LookupReference) -> tuple[_Shape, ReferenceFinder, str | None]:
+def _strategy(
+    stream: DataFrame, reference: KeptReference | LookupReference
+) -> tuple[_Shape, ReferenceFinder, str | None]:
     if isinstance(reference, LookupReference):
         found = reference.table
-        finder = LookupFinder(found, reference.ttl_seconds, reference.negative_ttl_seconds, reference.max_entries, secrets.token_hex(8))
+        finder = LookupFinder(
+            found,
+            reference.ttl_seconds,
+            reference.negative_ttl_seconds,
+            reference.max_entries,
+            secrets.token_hex(8),
+        )
         return _Shape(found.schema(), found.key()), finder, None
     reference.check()
     if reference.as_of_commit and not _has_long(stream, COMMIT_VERSION):
         raise ConfigError(
             f"the stream has no column {COMMIT_VERSION}, so it cannot be joined as of a commit",
-            hint="enrich the stream of changes itself, before other steps drop that column, or keep the table without as_of_commit",
+            hint="enrich the stream of changes itself, before other steps drop that column, or keep the "
+            "table without as_of_commit",
         )
     version = COMMIT_VERSION if reference.as_of_commit else None
     finder_of_kept = KeptFinder(reference.directory, reference.identity, _PATIENCE_SECONDS)
@@ -138,7 +161,8 @@ def _pairs(on: str | Sequence[str] | Mapping[str, str], key: Sequence[str]) -> t
         given = {name: name for name in ([on] if isinstance(on, str) else on)}
     if set(given) != set(key) or len(given) != len(on if not isinstance(on, str) else [on]):
         raise ConfigError(
-            f"a reference table is joined by its key, {', '.join(key)}, but 'on' has {', '.join(given) or 'nothing'}",
+            f"a reference table is joined by its key, {', '.join(key)}, but 'on' has "
+            f"{', '.join(given) or 'nothing'}",
             hint="write on={'column of the stream': 'column of the key'} for every column of the key",
         )
     return tuple((given[name], name) for name in key)
@@ -152,7 +176,8 @@ def _check_types(stream: DataFrame, columns: pa.Schema, pairs: Sequence[tuple[st
         ours, theirs = _FAMILIES.get(type(fields[name])), family(columns.field(key_column).type)
         if ours is None or ours != theirs:
             raise ConfigError(
-                f"column {name!r} of the stream is {fields[name].simpleString()}, and {key_column!r} of the reference table "
+                f"column {name!r} of the stream is {fields[name].simpleString()}, and {key_column!r} of "
+                "the reference table "
                 f"{columns.field(key_column).type}: they cannot be compared",
                 hint="cast the column of the stream first",
             )
@@ -170,7 +195,9 @@ def _plain(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _mapped(stream: DataFrame, function: Callable[..., Any], schema: StructType) -> DataFrame:
-    """`stream.mapInArrow` without its check for pandas, which classic Spark requires but does not use here."""
+    """`stream.mapInArrow` without its check for pandas, which classic Spark requires but does not use
+    here.
+    """
     if not isinstance(stream, ClassicDataFrame):
         return stream.mapInArrow(function, schema)
     whole = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
@@ -183,21 +210,28 @@ def _spark_type(field: pa.Field) -> spark_types.DataType:
         return from_arrow_type(field.type, prefer_timestamp_ntz=True)
     except PySparkException as error:
         raise ConfigError(
-            f"column {field.name!r} of the reference table is {field.type}, which Spark does not support", hint="leave it out of columns"
+            f"column {field.name!r} of the reference table is {field.type}, which Spark does not support",
+            hint="leave it out of columns",
         ) from error
 
 
-def _added(stream: DataFrame, columns: pa.Schema, shown: Sequence[tuple[str, str]], matched: str | None) -> list[StructField]:
+def _added(
+    stream: DataFrame, columns: pa.Schema, shown: Sequence[tuple[str, str]], matched: str | None
+) -> list[StructField]:
     taken = set(stream.columns)
     added: list[StructField] = []
     for name, as_name in shown:
         if name not in columns.names:
-            raise ConfigError(f"the reference table has no column {name!r}", hint=f"it has: {', '.join(columns.names)}")
+            raise ConfigError(
+                f"the reference table has no column {name!r}", hint=f"it has: {', '.join(columns.names)}"
+            )
         added.append(StructField(as_name, _spark_type(columns.field(name))))
     if matched is not None:
         added.append(StructField(matched, BooleanType()))
     for field in added:
         if field.name in taken:
-            raise ConfigError(f"the stream would have two columns {field.name!r}", hint="give a prefix, or choose columns")
+            raise ConfigError(
+                f"the stream would have two columns {field.name!r}", hint="give a prefix, or choose columns"
+            )
         taken.add(field.name)
     return added

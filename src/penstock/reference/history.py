@@ -28,7 +28,9 @@ _NAN = "nan"
 """NaN equals itself in Postgres, but not in Python."""
 
 
-def key_values(columns: Sequence[pa.Array], names: Sequence[str], exact: pa.Array | None = None) -> list[KeyValue | None]:
+def key_values(
+    columns: Sequence[pa.Array], names: Sequence[str], exact: pa.Array | None = None
+) -> list[KeyValue | None]:
     """The key of each row. `names` are the names of the columns in `exact`, which is the rows' `_exact` if
     they have one.
     """
@@ -39,7 +41,9 @@ def key_values(columns: Sequence[pa.Array], names: Sequence[str], exact: pa.Arra
 
 
 def family(arrow_type: pa.DataType) -> str | None:
-    """The group of types that can be compared with this one; None if values of this type cannot be looked up."""
+    """The group of types that can be compared with this one; None if values of this type cannot be
+    looked up.
+    """
     kinds = {
         "number": pa.types.is_integer(arrow_type) or pa.types.is_decimal(arrow_type),
         "floating point": pa.types.is_floating(arrow_type),
@@ -205,7 +209,11 @@ class ReferenceHistory:
         place, since = (state.place, state[:2]) if isinstance(state, _State) else (state, (self.floor, -1))
         if place is None or not self._emptied:
             return place
-        at = len(self._emptied) if version is None else bisect_right(self._emptied, version, key=lambda place: place[0])
+        at = (
+            len(self._emptied)
+            if version is None
+            else bisect_right(self._emptied, version, key=lambda place: place[0])
+        )
         return None if at > 0 and self._emptied[at - 1] > since else place
 
     def _apply(self, changes: pa.RecordBatch) -> None:
@@ -246,7 +254,10 @@ class ReferenceHistory:
                 hint="remove the directory of the stored table, so that it is copied again",
             )
         before = self._rows.take(pa.array([place], pa.int64())).to_batches()[0]
-        columns = [before.column(field.name) if field.name in names else change.column(at) for at, field in enumerate(change.schema)]
+        columns = [
+            before.column(field.name) if field.name in names else change.column(at)
+            for at, field in enumerate(change.schema)
+        ]
         kept = [entry for entry in before.column(EXACT)[0].as_py() or () if entry[0] in names]
         texts = [*(change.column(EXACT)[0].as_py() or ()), *kept]
         columns[change.schema.get_field_index(EXACT)] = pa.array([texts or None], EXACT_TYPE)
@@ -257,7 +268,11 @@ class ReferenceHistory:
         preceding change.
         """
         version, ordinal = (change.column(name)[0].as_py() for name in (COMMIT_VERSION, ORDINAL))
-        if self._moved is not None and self._moved[:2] == (version, ordinal - 1) and change.column(CHANGE_TYPE)[0].as_py() == "insert":
+        if (
+            self._moved is not None
+            and self._moved[:2] == (version, ordinal - 1)
+            and change.column(CHANGE_TYPE)[0].as_py() == "insert"
+        ):
             return self._moved[2]
         (key,) = key_values([change.column(name) for name in self._key], self._key, change.column(EXACT))
         return self._place(key, None)
@@ -277,14 +292,18 @@ def row_schema(columns: pa.Schema) -> pa.Schema:
 
 def _too_old(version: int, floor: int) -> ReferencePastError:
     return ReferencePastError(
-        f"a change of version {version} is older than the history of the reference table, which starts at version {floor}",
+        f"a change of version {version} is older than the history of the reference table, which starts at "
+        f"version {floor}",
         hint="restart the query with a new checkpoint, after the reference table has been kept; "
         "a query that continues needs the directory of the earlier copy",
     )
 
 
 def _without_key(key: Sequence[str]) -> ReferenceTableError:
-    return ReferenceTableError(f"a row of the reference table has no {' and '.join(key)}", hint="choose key columns that are never null")
+    return ReferenceTableError(
+        f"a row of the reference table has no {' and '.join(key)}",
+        hint="choose key columns that are never null",
+    )
 
 
 def twice(key: Sequence[str]) -> ReferenceTableError:

@@ -32,7 +32,13 @@ from typing_extensions import override
 
 from penstock.change import CHANGE_TYPE, EXACT, UNCHANGED, ChangeType
 from penstock.contracts.reference import KeyedReferenceTable
-from penstock.errors import EnvironmentUnfitError, ReferenceBehindError, ReferenceStoreError, ReferenceTableError, find_error
+from penstock.errors import (
+    EnvironmentUnfitError,
+    ReferenceBehindError,
+    ReferenceStoreError,
+    ReferenceTableError,
+    find_error,
+)
 from penstock.reference.history import KeyValue, ReferenceHistory, key_values, row_schema, twice
 from penstock.reference.store import Failure, StoreState, apply_changes, load_history, load_state
 from penstock.retry import poll_pauses
@@ -73,9 +79,11 @@ class ReferenceCopy:
                 raise _raised(state.failure)
             if time.monotonic() > deadline:
                 raise ReferenceBehindError(
-                    f"the reference table in {self._directory} did not reach version {version} within {patience_seconds:g} s, "
+                    f"the reference table in {self._directory} did not reach version {version} within "
+                    f"{patience_seconds:g} s, "
                     f"but {state.reached}",
-                    hint="check that the process that keeps it runs, and that stream and table use the same slot, publication and spool",
+                    hint="check that the process that keeps it runs, and that stream and table use the "
+                    "same slot, publication and spool",
                 )
             time.sleep(next(pauses))
         return self._follow(state)
@@ -196,7 +204,9 @@ class LookupCache:
             if key is not None and key in self._entries:
                 self._entries.move_to_end(key)
         self._shrink()
-        return rows.take(pa.array(places, pa.int64())), pa.array([place is not None for place in places], pa.bool_())
+        return rows.take(pa.array(places, pa.int64())), pa.array(
+            [place is not None for place in places], pa.bool_()
+        )
 
     def _rows(self, keys: Iterable[KeyValue | None]) -> tuple[pa.Table, list[int | None]]:
         """The rows of all lookups of these keys, and the index of each key's row."""
@@ -212,7 +222,9 @@ class LookupCache:
                 tables[id(entry.rows)] = (count, entry.rows)
                 count += entry.rows.num_rows
             places.append(tables[id(entry.rows)][0] + entry.place)
-        return pa.concat_tables([self._schema.empty_table(), *(table for _, table in tables.values())]).combine_chunks(), places
+        return pa.concat_tables(
+            [self._schema.empty_table(), *(table for _, table in tables.values())]
+        ).combine_chunks(), places
 
     def _shrink(self) -> None:
         while len(self._entries) > self._max_entries:
@@ -272,7 +284,9 @@ class KeptFinder(ReferenceFinder):
             history = copy.newest()
             places = history.find(asked.keys)
         else:
-            wanted = [version for key, version in zip(asked.keys, asked.versions, strict=True) if key is not None]
+            wanted = [
+                version for key, version in zip(asked.keys, asked.versions, strict=True) if key is not None
+            ]
             history = copy.reaching(max(wanted, default=0), self.patience_seconds)
             lowest = min(wanted, default=history.floor)
             # Rows without a lookup do not limit the version.
@@ -324,8 +338,10 @@ def _keys_as(table: KeyedReferenceTable, columns: Sequence[pa.Array], rows: list
     for column, field in zip(given, fields, strict=True):
         if column.null_count:  # null keys were removed before, so the type cannot hold this value
             raise ReferenceTableError(
-                f"the lookup key {field.name!r} of a row has a value that its type cannot hold, such as an infinite date",
-                hint="keep the table instead, which supports such keys, or filter such rows out of the stream",
+                f"the lookup key {field.name!r} of a row has a value that its type cannot hold, such as an "
+                "infinite date",
+                hint="keep the table instead, which supports such keys, or filter such rows out of the "
+                "stream",
             )
     arrays = [_cast(column, field.type) for column, field in zip(given, fields, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, [field.name for field in fields])
@@ -348,7 +364,13 @@ def _cast_one(value: pa.Array, to: pa.DataType) -> pa.Array:
 
 def _one(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else pa.nulls(0, column.type)
+    )
 
 
 def _lookup_cache(finder: LookupFinder) -> LookupCache:
@@ -357,7 +379,10 @@ def _lookup_cache(finder: LookupFinder) -> LookupCache:
     if cache is None:
         schema = row_schema(finder.table.schema())
         cache = LookupCache(
-            schema, ttl_seconds=finder.ttl_seconds, negative_ttl_seconds=finder.negative_ttl_seconds, max_entries=finder.max_entries
+            schema,
+            ttl_seconds=finder.ttl_seconds,
+            negative_ttl_seconds=finder.negative_ttl_seconds,
+            max_entries=finder.max_entries,
         )
     _caches[finder.identity] = cache
     while len(_caches) > _MOST_CACHES:
@@ -434,7 +459,10 @@ class Enrichment:
         if texts.null_count == len(texts):
             return exact
         shown = dict(self.columns)
-        merged = [_merged(own, others, shown) for own, others in zip(exact.to_pylist(), texts.to_pylist(), strict=True)]
+        merged = [
+            _merged(own, others, shown)
+            for own, others in zip(exact.to_pylist(), texts.to_pylist(), strict=True)
+        ]
         return pa.array(merged, exact.type)
 
 
@@ -462,5 +490,6 @@ def _check_known(unchanged: pa.Array, names: list[str]) -> None:
         if hidden is not None:
             raise ReferenceTableError(
                 f"a change has an unchanged TOAST value in its column {hidden!r}",
-                hint="ALTER TABLE … REPLICA IDENTITY FULL; for the table of the stream, or join on a column of another type",
+                hint="ALTER TABLE … REPLICA IDENTITY FULL; "
+                "for the table of the stream, or join on a column of another type",
             )

@@ -74,10 +74,13 @@ class KeptReference:
     slot, publication and spool.
     """
 
-    def __init__(self, source: ReferenceTableSource, directory: str | Path, *, as_of_commit: bool = False) -> None:
+    def __init__(
+        self, source: ReferenceTableSource, directory: str | Path, *, as_of_commit: bool = False
+    ) -> None:
         if as_of_commit and not isinstance(source, PositionedReferenceTable):
             raise ConfigError(
-                f"a {type(source).__name__} has no positions, so a stream cannot be joined with it as of a commit",
+                f"a {type(source).__name__} has no positions, so a stream cannot be joined with it as of a "
+                "commit",
                 hint="leave out as_of_commit, or use a table of the same capture as the stream",
             )
         self.directory = absolute_path(directory, "directory")
@@ -99,13 +102,15 @@ class KeptReference:
         self._retired: dict[str, float] = {}
         """Files that the state no longer names, and since when."""
 
-    # --- for queries -------------------------------------------------------------------------------------------------
+    # --- for queries ----------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> pa.Schema:
         """The table's own columns."""
         if self._columns is None:
-            raise ReferenceTableError("the reference table is not started", hint="call start(), or use it in a with block")
+            raise ReferenceTableError(
+                "the reference table is not started", hint="call start(), or use it in a with block"
+            )
         return self._columns
 
     @property
@@ -118,11 +123,14 @@ class KeptReference:
         return self._known.identity
 
     def check(self) -> None:
-        """Raise the error that ended the thread, if it ended. Tasks that wait for a later state raise it too."""
+        """Raise the error that ended the thread, if it ended.
+
+        Tasks that wait for a later state raise it too.
+        """
         if self._failure is not None:
             raise self._failure
 
-    # --- lifecycle -----------------------------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Continue from the stored state, or copy the table. Returns when a complete state can be joined
@@ -153,19 +161,26 @@ class KeptReference:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
     def _known(self) -> StoreState:
         if self._state is None:
-            raise ReferenceTableError("the reference table is not started", hint="call start(), or use it in a with block")
+            raise ReferenceTableError(
+                "the reference table is not started", hint="call start(), or use it in a with block"
+            )
         return self._state
 
     def _refusal(self, holder: str) -> PenstockError:
-        return ReferenceBusyError(f"process {holder} keeps a reference table in {self.directory}", hint="stop it, or use another directory")
+        return ReferenceBusyError(
+            f"process {holder} keeps a reference table in {self.directory}",
+            hint="stop it, or use another directory",
+        )
 
-    # --- the first state ------------------------------------------------------------------------------------------------
+    # --- the first state ------------------------------------------------------------------------------------
 
     def _copied(self) -> StoreState:
         source = self._source
@@ -184,7 +199,9 @@ class KeptReference:
             raise
         checkpoint = source.checkpoint()
         floor = max(floor, self._reached(floor))
-        state = StoreState(secrets.token_hex(8), source.key(), base.finish(), base.rows, floor, floor, checkpoint)
+        state = StoreState(
+            secrets.token_hex(8), source.key(), base.finish(), base.rows, floor, floor, checkpoint
+        )
         load_history(self.directory, state)  # raises if two rows have the same key
         store_state(self.directory, state)
         source.confirm(checkpoint)
@@ -200,7 +217,10 @@ class KeptReference:
                 self._interruptions += 1
                 if error.recovery is not Recovery.RETRY or self._interruptions > _MOST_INTERRUPTIONS:
                     raise
-                _log.warning("copy of a reference table interrupted", extra={"code": error.code, "reason": error.message})
+                _log.warning(
+                    "copy of a reference table interrupted",
+                    extra={"code": error.code, "reason": error.message},
+                )
                 self._stopping.wait(backoff.fail())
 
     def _restored(self, state: StoreState) -> StoreState:
@@ -208,15 +228,17 @@ class KeptReference:
         found, kept = self._source.schema(), base_columns(self.directory, state)
         if (found.names, found.types, self._source.key()) != (kept.names, kept.types, state.key):
             raise ReferenceStoreError(
-                f"the table stored in {self.directory} has other columns or another key than the reference table",
-                hint="remove the directory, so that the table is copied again, and restart the queries that join with it",
+                f"the table stored in {self.directory} has other columns or another key than the reference "
+                "table",
+                hint="remove the directory, so that the table is copied again, and restart the queries "
+                "that join with it",
             )
         if state.failure is not None:
             state = replace(state, failure=None)
             store_state(self.directory, state)
         return state
 
-    # --- the thread -----------------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -237,7 +259,10 @@ class KeptReference:
                     raise
                 self._discard()
                 pause = backoff.fail()
-                _log.warning("reference table interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
+                _log.warning(
+                    "reference table interrupted",
+                    extra={"code": error.code, "reason": error.message, "pause_seconds": pause},
+                )
                 self._stopping.wait(pause)
                 continue
             if is_idle:
@@ -245,7 +270,10 @@ class KeptReference:
         self._source.confirm(self._known.checkpoint)
         # Queries that continue must fail instead of joining with old rows.
         self._mark(
-            ReferenceBehindError(f"the reference table in {self.directory} is no longer kept current", hint="keep it while queries run")
+            ReferenceBehindError(
+                f"the reference table in {self.directory} is no longer kept current",
+                hint="keep it while queries run",
+            )
         )
 
     def _advance(self) -> bool:
@@ -293,7 +321,11 @@ class KeptReference:
 
     def _reached(self, otherwise: int) -> int:
         source = self._source
-        return max(otherwise, source.reached().value) if isinstance(source, PositionedReferenceTable) else otherwise
+        return (
+            max(otherwise, source.reached().value)
+            if isinstance(source, PositionedReferenceTable)
+            else otherwise
+        )
 
     def _discard(self) -> None:
         """Drop the rows of an incomplete transaction."""
@@ -304,7 +336,11 @@ class KeptReference:
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         # Another error's text may quote a value.
-        named = error if isinstance(error, PenstockError) else ReferenceTableError(f"the keeper ended with {type(error).__name__}")
+        named = (
+            error
+            if isinstance(error, PenstockError)
+            else ReferenceTableError(f"the keeper ended with {type(error).__name__}")
+        )
         _log.error("reference table failed", extra={"code": named.code, "reason": named.message})
         self._mark(named)
 
@@ -313,7 +349,7 @@ class KeptReference:
         with suppress(OSError):
             store_state(self.directory, replace(self._known, failure=Failure.of(error)))
 
-    # --- folding --------------------------------------------------------------------------------------------------------
+    # --- folding --------------------------------------------------------------------------------------------
 
     def _fold_if_due(self) -> None:
         """Compact changes into the rows if there are enough: this rewrites the whole table, while joining
@@ -344,7 +380,9 @@ class KeptReference:
         self._retire(before - state.names)
 
     def _retire(self, names: Iterable[str]) -> None:
-        """Delete files that have been unreferenced for a while; the given files are unreferenced from now on."""
+        """Delete files that have been unreferenced for a while; the given files are unreferenced from
+        now on.
+        """
         now = time.monotonic()
         self._retired |= dict.fromkeys(names, now)
         young = {name for name, since in self._retired.items() if now - since < _OLD_SECONDS}

@@ -28,7 +28,13 @@ from penstock.errors import (
     UnsupportedTableError,
 )
 from penstock.location import absolute_path
-from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_key_faults, inspect_schema, inspect_tables
+from penstock.postgres.catalog import (
+    CatalogTable,
+    check_mirrorable,
+    inspect_key_faults,
+    inspect_schema,
+    inspect_tables,
+)
 from penstock.postgres.chunks import snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.membership import Membership, inspect_captured_tables
@@ -55,11 +61,16 @@ class TableIdentity:
             return cls(metadata["system"], Membership(int(metadata["oid"]), metadata["membership"]))
         except (KeyError, ValueError) as error:
             raise CheckpointError(
-                "the checkpoint does not name its table", hint="start without a checkpoint, which copies the table again"
+                "the checkpoint does not name its table",
+                hint="start without a checkpoint, which copies the table again",
             ) from error
 
     def to_metadata(self) -> dict[str, str]:
-        return {"system": self.system, "oid": str(self.membership.oid or 0), "membership": self.membership.act}
+        return {
+            "system": self.system,
+            "oid": str(self.membership.oid or 0),
+            "membership": self.membership.act,
+        }
 
 
 def inspect_identity(address: SourceAddress, publication: str, table: TableName) -> TableIdentity:
@@ -80,12 +91,20 @@ def check_membership(address: SourceAddress, publication: str, table: TableName,
         )
 
 
-def inspect_shape(address: SourceAddress, table: TableName, types: TypePolicy, publication: str | None) -> TableSchema:
-    """The current schema of the table. Raises if it cannot be a reference table, for example without a key."""
+def inspect_shape(
+    address: SourceAddress, table: TableName, types: TypePolicy, publication: str | None
+) -> TableSchema:
+    """The current schema of the table.
+
+    Raises if it cannot be a reference table, for example without a key.
+    """
     with connect(address) as connection:
         found = next((each for each in inspect_tables(connection) if each.name == table), None)
         if found is None:
-            raise NoTablesError(f"{address.describe()} has no table {table} that can be captured", hint="check the name; case counts")
+            raise NoTablesError(
+                f"{address.describe()} has no table {table} that can be captured",
+                hint="check the name; case counts",
+            )
         schema = inspect_schema(connection, found, types, publication)
         faults = inspect_key_faults(connection, [schema])
     check_mirrorable(schema, faults.get(table))
@@ -111,10 +130,15 @@ class PostgresKeyedTable(KeyedReferenceTable):
         used.
         """
         schema = inspect_shape(settings.address, table, settings.types, None)
-        odd = [column.name for column in schema.columns if column.name in schema.key and not can_query_key(column.arrow_type)]
+        odd = [
+            column.name
+            for column in schema.columns
+            if column.name in schema.key and not can_query_key(column.arrow_type)
+        ]
         if odd:
             raise UnsupportedTableError(
-                f"rows of {table} cannot be looked up by {odd[0]!r}, which has a nested type", hint="keep the table"
+                f"rows of {table} cannot be looked up by {odd[0]!r}, which has a nested type",
+                hint="keep the table",
             )
         with connect(settings.address) as connection:
             outline = inspect_outline(connection, CatalogTable(schema.oid, table), settings.types).outline
@@ -135,7 +159,10 @@ class PostgresKeyedTable(KeyedReferenceTable):
         texts = [key_texts(keys.column(name)) for name in self.key()]
         nothing = pa.nulls(keys.num_rows, pa.string())
         batches = [
-            KeyBatch(tuple(text.slice(at, _KEYS_A_QUERY) for text in texts), (nothing.slice(at, _KEYS_A_QUERY),) * len(texts))
+            KeyBatch(
+                tuple(text.slice(at, _KEYS_A_QUERY) for text in texts),
+                (nothing.slice(at, _KEYS_A_QUERY),) * len(texts),
+            )
             for at in range(0, keys.num_rows, _KEYS_A_QUERY)
         ]
         rows = list(read_keys(self.address, None, self.outline, batches, reject_inexact=self.reject_inexact))
@@ -145,7 +172,9 @@ class PostgresKeyedTable(KeyedReferenceTable):
 def key_texts(column: pa.Array) -> pa.StringArray:
     """The values as text that Postgres parses."""
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return pa.array([None if value is None else rf"\x{value.hex()}" for value in column.to_pylist()], pa.string())
+        return pa.array(
+            [None if value is None else rf"\x{value.hex()}" for value in column.to_pylist()], pa.string()
+        )
     if pa.types.is_floating(column.type):
         return pa.array([None if value is None else repr(value) for value in column.to_pylist()], pa.string())
     return column.cast(pa.string())
@@ -183,14 +212,21 @@ class ParquetKeyedTable(KeyedReferenceTable):
         """Filters by the first column of the key only. The caller selects the rows of the requested keys."""
         first = self.key_columns[0]
         files = _dataset(self.path)
-        if {field.name: field.type for field in files.schema} != {field.name: field.type for field in self.columns}:
-            raise SchemaChangedError(f"the Parquet files at {self.path} have different columns than before", hint="restart the query")
+        if {field.name: field.type for field in files.schema} != {
+            field.name: field.type for field in self.columns
+        }:
+            raise SchemaChangedError(
+                f"the Parquet files at {self.path} have different columns than before",
+                hint="restart the query",
+            )
         try:
             rows = files.to_table(columns=self.columns.names, filter=pc.field(first).isin(keys.column(first)))
         except (OSError, pa.ArrowException) as error:
             raise _unreadable(self.path, error) from error
         schema = row_schema(self.columns)
-        return pa.Table.from_arrays([*rows.columns, pa.nulls(rows.num_rows, schema.field(-1).type)], schema=schema)
+        return pa.Table.from_arrays(
+            [*rows.columns, pa.nulls(rows.num_rows, schema.field(-1).type)], schema=schema
+        )
 
 
 def _dataset(path: Path) -> ds.Dataset:
@@ -203,5 +239,6 @@ def _dataset(path: Path) -> ds.Dataset:
 def _unreadable(path: Path, error: Exception) -> ReferenceUnreadableError:
     # Arrow may quote a value in its message.
     return ReferenceUnreadableError(
-        f"the Parquet files at {path} cannot be read: {type(error).__name__}", hint="replace them with complete files"
+        f"the Parquet files at {path} cannot be read: {type(error).__name__}",
+        hint="replace them with complete files",
     )

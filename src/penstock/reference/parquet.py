@@ -20,7 +20,13 @@ from penstock import storage
 from penstock.change import METADATA_NAMES, ChangeType
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import ReferenceTableSource, as_changes, as_truncate
-from penstock.errors import CheckpointError, ConfigError, ConnectorStateError, ReferenceUnreadableError, SchemaChangedError
+from penstock.errors import (
+    CheckpointError,
+    ConfigError,
+    ConnectorStateError,
+    ReferenceUnreadableError,
+    SchemaChangedError,
+)
 from penstock.location import absolute_path
 
 _BATCH_ROWS = 10_000
@@ -82,7 +88,10 @@ class ParquetReferenceTable(ReferenceTableSource):
         """Compare names, sizes and times of the files, and open them only if any of these changed."""
         self._check_open()
         if not self.is_snapshot_complete():
-            raise ConnectorStateError(f"the snapshot of {self._path} is not complete", hint="call poll_snapshot until it returns None")
+            raise ConnectorStateError(
+                f"the snapshot of {self._path} is not complete",
+                hint="call poll_snapshot until it returns None",
+            )
         if self._rows is None:
             if self._look() == self._fingerprint:
                 return None
@@ -91,7 +100,11 @@ class ParquetReferenceTable(ReferenceTableSource):
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
-        offsets = {} if self._fingerprint is None else {"version": str(self._version), "fingerprint": self._fingerprint}
+        offsets = (
+            {}
+            if self._fingerprint is None
+            else {"version": str(self._version), "fingerprint": self._fingerprint}
+        )
         return SourceCheckpoint(offsets, self._epoch, {"key": ",".join(self._key)})
 
     @override
@@ -99,16 +112,22 @@ class ParquetReferenceTable(ReferenceTableSource):
         self._check_open()
         if self._is_used:
             raise ConnectorStateError(
-                f"reading of {self._path} has started, so no checkpoint can be restored", hint="call restore before the first poll"
+                f"reading of {self._path} has started, so no checkpoint can be restored",
+                hint="call restore before the first poll",
             )
         if checkpoint.metadata.get("key", ",".join(self._key)) != ",".join(self._key):
             raise CheckpointError("the checkpoint is of a table with another key", hint=_ANEW)
         self._epoch = checkpoint.epoch
         if checkpoint.offsets:
             try:
-                self._version, self._fingerprint = int(checkpoint.offsets["version"]), checkpoint.offsets["fingerprint"]
+                self._version, self._fingerprint = (
+                    int(checkpoint.offsets["version"]),
+                    checkpoint.offsets["fingerprint"],
+                )
             except (KeyError, ValueError) as error:
-                raise CheckpointError("the checkpoint is not one of a Parquet reference table", hint=_ANEW) from error
+                raise CheckpointError(
+                    "the checkpoint is not one of a Parquet reference table", hint=_ANEW
+                ) from error
         self._is_used = True
 
     @override
@@ -116,7 +135,7 @@ class ParquetReferenceTable(ReferenceTableSource):
         self._is_closed = True
         self._drop()
 
-    # --- reading --------------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def _begin(self, kind: ChangeType, *, emptied: bool) -> None:
         """Open all files before returning the first row, to detect most errors early."""
@@ -152,7 +171,9 @@ class ParquetReferenceTable(ReferenceTableSource):
             self._drop()
             raise self._unreadable(error) from error
 
-    def _read(self, files: Sequence[pq.ParquetFile], stack: ExitStack, kind: ChangeType, *, emptied: bool) -> Generator[pa.RecordBatch]:
+    def _read(
+        self, files: Sequence[pq.ParquetFile], stack: ExitStack, kind: ChangeType, *, emptied: bool
+    ) -> Generator[pa.RecordBatch]:
         version, schema, ordinal = self._version + 1, self.schema(), 0
         with stack:
             if emptied:
@@ -170,13 +191,17 @@ class ParquetReferenceTable(ReferenceTableSource):
             self._rows.close()
         self._rows = self._next = None
 
-    # --- the files ------------------------------------------------------------------------------------------------------
+    # --- the files ------------------------------------------------------------------------------------------
 
     def _files(self) -> list[Path]:
         if not storage.is_directory(self._path):
             return [self._path]
         names = storage.list_files(self._path)
-        return [self._path / name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))]
+        return [
+            self._path / name
+            for name in names
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        ]
 
     def _look(self) -> str:
         marks = [(path.name, *(storage.file_version(path) or ())) for path in self._files()]
@@ -185,7 +210,9 @@ class ParquetReferenceTable(ReferenceTableSource):
     def _open(self, stack: ExitStack) -> list[pq.ParquetFile]:
         files = self._files()
         if not files:  # an empty table has a file without rows; an empty directory is still being filled
-            raise ReferenceUnreadableError(f"no Parquet file in {self._path}", hint="add one; for an empty table, a file without rows")
+            raise ReferenceUnreadableError(
+                f"no Parquet file in {self._path}", hint="add one; for an empty table, a file without rows"
+            )
         try:
             return [stack.enter_context(pq.ParquetFile(path)) for path in files]
         except (OSError, pa.ArrowException) as error:
@@ -201,11 +228,16 @@ class ParquetReferenceTable(ReferenceTableSource):
     def _check_same(self, found: pa.Schema) -> None:
         schema = self.schema()
         if {field.name: field.type for field in found} != {field.name: field.type for field in schema}:
-            raise SchemaChangedError(f"the Parquet files at {self._path} have different columns than before", hint=_ANEW)
+            raise SchemaChangedError(
+                f"the Parquet files at {self._path} have different columns than before", hint=_ANEW
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConnectorStateError(f"the reference table {self._path} is closed", hint="create another one and restore its checkpoint")
+            raise ConnectorStateError(
+                f"the reference table {self._path} is closed",
+                hint="create another one and restore its checkpoint",
+            )
 
 
 def parquet_columns(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
@@ -214,10 +246,14 @@ def parquet_columns(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
         raise ConfigError("a reference table needs a key", hint="name the columns that identify its rows")
     missing = [name for name in key if name not in schema.names]
     if missing:
-        raise ConfigError(f"the Parquet files have no column {missing[0]!r}", hint=f"they have: {', '.join(schema.names)}")
+        raise ConfigError(
+            f"the Parquet files have no column {missing[0]!r}", hint=f"they have: {', '.join(schema.names)}"
+        )
     reserved = sorted(METADATA_NAMES.intersection(schema.names))
     if reserved:
         raise ConfigError(
-            f"the Parquet files have a column named {reserved[0]!r}, which is reserved for metadata of changes", hint="rename the column"
+            f"the Parquet files have a column named {reserved[0]!r}, which is reserved for metadata of "
+            "changes",
+            hint="rename the column",
         )
     return pa.schema([pa.field(field.name, field.type) for field in schema])

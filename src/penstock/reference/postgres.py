@@ -86,7 +86,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._is_used = False
         self._is_closed = False
 
-    # --- ReferenceTableSource -------------------------------------------------------------------------------------------
+    # --- ReferenceTableSource -------------------------------------------------------------------------------
 
     @override
     def schema(self) -> pa.Schema:
@@ -131,7 +131,10 @@ class PostgresReferenceTable(PositionedReferenceTable):
         """
         self._check_usable()
         if self._at is None:
-            raise ConnectorStateError(f"the snapshot of {self._table} is not complete", hint="call poll_snapshot until it returns None")
+            raise ConnectorStateError(
+                f"the snapshot of {self._table} is not complete",
+                hint="call poll_snapshot until it returns None",
+            )
         try:
             self._look()
             if self._next is None:
@@ -154,7 +157,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._check_usable()
         if self._is_used:
             raise ConnectorStateError(
-                f"reading of {self._table} has started, so no checkpoint can be restored", hint="call restore before the first poll"
+                f"reading of {self._table} has started, so no checkpoint can be restored",
+                hint="call restore before the first poll",
             )
         position = self._position_of(checkpoint)
         self._epoch = checkpoint.epoch
@@ -164,7 +168,9 @@ class PostgresReferenceTable(PositionedReferenceTable):
         identity = TableIdentity.of(checkpoint)
         system = identify_system(self._settings.address).identifier
         if identity.system != system:
-            raise CheckpointError(f"the checkpoint is of database system {identity.system}, and this is {system}", hint=_ANEW)
+            raise CheckpointError(
+                f"the checkpoint is of database system {identity.system}, and this is {system}", hint=_ANEW
+            )
         check_membership(self._settings.address, self._settings.publication, self._table, identity.membership)
         self._hold_from(position)
         self._identity, self._at, self._upto = identity, position, position
@@ -190,7 +196,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self.close()
         remove_consumer(self._settings.spool, self._consumer)
 
-    # --- PositionedReferenceTable ---------------------------------------------------------------------------------------
+    # --- PositionedReferenceTable ---------------------------------------------------------------------------
 
     @override
     def reached(self) -> Position:
@@ -201,10 +207,14 @@ class PostgresReferenceTable(PositionedReferenceTable):
         """The lowest released position of the other consumers of the spool. Without any, a consumer may start
         soon and need everything.
         """
-        others = [position for name, position in released_positions(self._settings.spool).items() if name != self._consumer]
+        others = [
+            position
+            for name, position in released_positions(self._settings.spool).items()
+            if name != self._consumer
+        ]
         return min(others, default=Position.ZERO)
 
-    # --- the beginning --------------------------------------------------------------------------------------------------
+    # --- the beginning --------------------------------------------------------------------------------------
 
     def _claim(self) -> None:
         """Check that the spool belongs to this source, and that no other process uses this consumer name."""
@@ -223,7 +233,13 @@ class PostgresReferenceTable(PositionedReferenceTable):
             slot = inspect_slot(connection, settings.slot)
         # A lost slot is not recreated if it was read before: the capture then reports the gap.
         if slot is not None or load_identity(settings.spool) is None:
-            ensure_capture(settings.address, settings.slot, settings.publication, [self._table], failover=settings.failover)
+            ensure_capture(
+                settings.address,
+                settings.slot,
+                settings.publication,
+                [self._table],
+                failover=settings.failover,
+            )
         self._identity = inspect_identity(settings.address, settings.publication, self._table)
         set_released(settings.spool, self._consumer, Position.ZERO)
 
@@ -232,14 +248,22 @@ class PostgresReferenceTable(PositionedReferenceTable):
         with export_snapshot(settings.address) as exported:
             fence = exported.fence
             release(settings.spool, self._consumer, fence)
-            (table,) = chunk_named_tables(settings.address, [self._table], settings.types, settings.publication)
+            (table,) = chunk_named_tables(
+                settings.address, [self._table], settings.types, settings.publication
+            )
             if not self._has_shape(table.schema):
                 raise self._altered()
             if self._has_rows:
                 yield truncate_batch(shape, fence)
             ordinal = 1
-            with closing(table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)) as rows:
-                for batch in (whole.slice(at, _BATCH_ROWS) for whole in rows for at in range(0, whole.num_rows, _BATCH_ROWS)):
+            with closing(
+                table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)
+            ) as rows:
+                for batch in (
+                    whole.slice(at, _BATCH_ROWS)
+                    for whole in rows
+                    for at in range(0, whole.num_rows, _BATCH_ROWS)
+                ):
                     yield snapshot_batch(batch, shape, fence.value, ordinal)
                     ordinal += batch.num_rows
         self._move(fence)
@@ -264,10 +288,12 @@ class PostgresReferenceTable(PositionedReferenceTable):
         with connect(settings.address) as connection:
             slot = inspect_slot(connection, settings.slot)
         if slot is None:
-            raise SlotMissingError(f"changes after {position} are lost: slot {settings.slot} no longer exists", hint=_ANEW)
+            raise SlotMissingError(
+                f"changes after {position} are lost: slot {settings.slot} no longer exists", hint=_ANEW
+            )
         check_continuity(position, self._reader.extent, slot.confirmed, settings.slot)
 
-    # --- the changes ----------------------------------------------------------------------------------------------------
+    # --- the changes ----------------------------------------------------------------------------------------
 
     def _open_ranges(self, at: Position) -> None:
         """Advance until there is a change of the table, or the end of the spool."""
@@ -337,7 +363,10 @@ class PostgresReferenceTable(PositionedReferenceTable):
 
     def _check_usable(self) -> None:
         if self._is_closed:
-            raise ConnectorStateError(f"the reference table {self._table} is closed", hint="create another one and restore its checkpoint")
+            raise ConnectorStateError(
+                f"the reference table {self._table} is closed",
+                hint="create another one and restore its checkpoint",
+            )
         if self._failure is not None:
             raise self._failure
 
@@ -353,7 +382,9 @@ class PostgresReferenceTable(PositionedReferenceTable):
         if time.monotonic() < self._look_due or self._identity is None:
             return
         try:
-            check_membership(self._settings.address, self._settings.publication, self._table, self._identity.membership)
+            check_membership(
+                self._settings.address, self._settings.publication, self._table, self._identity.membership
+            )
         except PenstockError as error:
             # Without the server, changes in the spool can still be read.
             if error.recovery is not Recovery.RETRY:
@@ -371,7 +402,9 @@ class PostgresReferenceTable(PositionedReferenceTable):
         return (ours.names, ours.types, self._known_shape().key) == (theirs.names, theirs.types, found.key)
 
     def _altered(self) -> SchemaChangedError:
-        return SchemaChangedError(f"the reference table {self._table} changed its columns or its key", hint=_ANEW)
+        return SchemaChangedError(
+            f"the reference table {self._table} changed its columns or its key", hint=_ANEW
+        )
 
     def _position_of(self, checkpoint: SourceCheckpoint) -> Position | None:
         """None for the beginning."""

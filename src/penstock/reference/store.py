@@ -97,7 +97,9 @@ class StoreState:
         return sum(each.rows for each in self.changes)
 
     def with_changes(self, *added: ChangesFile, reached: int, checkpoint: SourceCheckpoint) -> StoreState:
-        return replace(self, changes=(*self.changes, *added), reached=reached, checkpoint=checkpoint, failure=None)
+        return replace(
+            self, changes=(*self.changes, *added), reached=reached, checkpoint=checkpoint, failure=None
+        )
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self), "checkpoint": self.checkpoint.to_json()})
@@ -109,7 +111,8 @@ class StoreState:
             found = document.pop("format")
             if not isinstance(found, int) or found > FORMAT:
                 raise ReferenceStoreError(
-                    f"{where} has format {found}, and this version of penstock reads up to {FORMAT}", hint="run the version that wrote it"
+                    f"{where} has format {found}, and this version of penstock reads up to {FORMAT}",
+                    hint="run the version that wrote it",
                 )
             return _parse(document)
         except (KeyError, TypeError, ValueError, CheckpointError) as error:
@@ -181,20 +184,26 @@ def load_history(directory: Path, state: StoreState, upto: int | None = None) ->
     """
     with _opened(directory / state.base) as base:
         schema = base.schema_arrow
-        history = ReferenceHistory(pa.schema([field for field in schema if field.name != EXACT]), state.key, state.floor)
+        history = ReferenceHistory(
+            pa.schema([field for field in schema if field.name != EXACT]), state.key, state.floor
+        )
         for batch in base.iter_batches():
             history.load(batch)
     apply_changes(history, directory, state, after=state.floor, upto=upto)
     return history
 
 
-def apply_changes(history: ReferenceHistory, directory: Path, state: StoreState, *, after: int, upto: int | None = None) -> None:
+def apply_changes(
+    history: ReferenceHistory, directory: Path, state: StoreState, *, after: int, upto: int | None = None
+) -> None:
     """Advance a history that has everything up to `after` to the end of the state, or to `upto`."""
     for batch in read_changes(directory, state.changes, after=after, upto=upto):
         history.apply(batch)
 
 
-def read_changes(directory: Path, files: Iterable[ChangesFile], *, after: int, upto: int | None = None) -> Iterator[pa.RecordBatch]:
+def read_changes(
+    directory: Path, files: Iterable[ChangesFile], *, after: int, upto: int | None = None
+) -> Iterator[pa.RecordBatch]:
     """Changes with versions after `after`, up to `upto`, in order."""
     for each in files:
         if each.upto <= after or (upto is not None and each.after >= upto):
@@ -224,7 +233,8 @@ def _opened(path: Path) -> pq.ParquetFile:
     except (OSError, pa.ArrowException) as error:
         # Arrow may quote a value in its message.
         raise ReferenceStoreError(
-            f"{path} cannot be read: {type(error).__name__}", hint="remove the directory, so that the table is copied again"
+            f"{path} cannot be read: {type(error).__name__}",
+            hint="remove the directory, so that the table is copied again",
         ) from error
 
 
@@ -246,10 +256,14 @@ def joined(directory: Path, state: StoreState, columns: pa.Schema) -> StoreState
         first -= 1
         rows += state.changes[first].rows
     kept, newest = state.changes[:first], state.changes[first:]
-    return replace(state, changes=(*kept, *_one_of(directory, newest, newest[0].after, newest[-1].upto, columns)))
+    return replace(
+        state, changes=(*kept, *_one_of(directory, newest, newest[0].after, newest[-1].upto, columns))
+    )
 
 
-def _one_of(directory: Path, files: Sequence[ChangesFile], after: int, upto: int, columns: pa.Schema) -> tuple[ChangesFile, ...]:
+def _one_of(
+    directory: Path, files: Sequence[ChangesFile], after: int, upto: int, columns: pa.Schema
+) -> tuple[ChangesFile, ...]:
     """A file with all changes after a version; None if there are none."""
     file = RowFile(directory, "changes", reference_schema(columns))
     for batch in read_changes(directory, files, after=after):

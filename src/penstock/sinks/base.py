@@ -21,7 +21,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, SchemaChangedError, SinkRefusedError, TargetRewoundError, UnsupportedTableError
+from penstock.errors import (
+    PenstockError,
+    SchemaChangedError,
+    SinkRefusedError,
+    TargetRewoundError,
+    UnsupportedTableError,
+)
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.lineage import Origin
@@ -164,7 +170,9 @@ class TableChanges:
         return [version for version, _ in groupby(slice.file.schema for slice in self.slices)]
 
 
-ChunkWriter = Callable[[Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]]
+ChunkWriter = Callable[
+    [Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]
+]
 """Writes the rows of a chunk to the target: rows, place, number of the chunk, and the fence at which it is
 read.
 
@@ -173,13 +181,19 @@ first. In that case the rows are not read. Runs on an executor.
 """
 
 
-def rewound_error(place: str, table: TableName, applied: Position | None, known: Position) -> TargetRewoundError:
+def rewound_error(
+    place: str, table: TableName, applied: Position | None, known: Position
+) -> TargetRewoundError:
     """The error for a target that holds less than this run has applied: it was dropped, replaced or restored
     to an older version.
 
     The missing changes have been released, so only a resync can restore them.
     """
-    holds = "does not exist, or its first snapshot did not finish" if applied is None else f"holds {table} only up to {applied}"
+    holds = (
+        "does not exist, or its first snapshot did not finish"
+        if applied is None
+        else f"holds {table} only up to {applied}"
+    )
     return TargetRewoundError(
         f"{place} {holds}, but was at {known}: it was dropped, replaced or restored to an older version",
         hint=f"penstock tables resync CONFIG {table}",
@@ -231,7 +245,9 @@ class Sink(Targets):
         return self.chunk_writer
 
     @abstractmethod
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         """Whether an unfinished snapshot at `place` can continue: the table has no position yet, and `files`
         are unchanged.
         """
@@ -243,7 +259,9 @@ class Sink(Targets):
         """
 
     @abstractmethod
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         """Fill the table with `files`, replace the rows in `changed`, and set the applied position to
         `fence`.
 
@@ -263,7 +281,8 @@ class Sink(Targets):
         them. Raises if the columns do not fit.
         """
         raise SinkRefusedError(
-            f"{self.describe(schema.name)} cannot be adopted in this kind of sink", hint="set existing: replace for this table"
+            f"{self.describe(schema.name)} cannot be adopted in this kind of sink",
+            hint="set existing: replace for this table",
         )
 
     def remove_foreign(self, table: TableName) -> None:
@@ -345,7 +364,9 @@ class Sink(Targets):
         del slices
         return [end]
 
-    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+    def find_rejected(
+        self, target: Target, changes: TableChanges, end: Position
+    ) -> dict[tuple[int, int], str]:
         """After `ValuesRefusedError`: the rejected changes, by commit version and ordinal, with the reason.
         Writes nothing.
         """
@@ -372,7 +393,9 @@ class Sink(Targets):
         return
 
 
-def apply_in_steps(sink: Sink, changes: TableChanges, end: Position, apply: Callable[[TableChanges, Position], object]) -> None:
+def apply_in_steps(
+    sink: Sink, changes: TableChanges, end: Position, apply: Callable[[TableChanges, Position], object]
+) -> None:
     """Call `apply` for each part of the changes that the sink commits separately, with the end position of
     the part.
 
@@ -401,7 +424,8 @@ def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str)
         is_same = schema.key == target.key and found.equals(target.schema)
         if schema not in changes.views and (schema.oid != target.source_oid or not is_same):
             raise SchemaChangedError(
-                f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that",
+                f"table {target.table} changed its columns, its key or its identity, and the target cannot "
+                "follow that",
                 hint=f"remove {place} and restart the pipeline to copy the table again",
             )
 
@@ -423,7 +447,8 @@ def reserved_schema(table: TableName) -> UnsupportedTableError | None:
         return None
     return UnsupportedTableError(
         f"table {table} cannot be mirrored: the target has a directory {table.schema} for files of pipelines",
-        hint="route the table to another schema with into: in a rule for it, rename the schema at the source, or exclude it",
+        hint="route the table to another schema with into: in a rule for it, rename the schema at the "
+        "source, or exclude it",
     )
 
 

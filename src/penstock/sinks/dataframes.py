@@ -47,8 +47,13 @@ def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[File
     struct = from_arrow_schema(change_schema(schema), prefer_timestamp_ntz=True)
     alike: dict[tuple[object, ...], list[FileSlice]] = {}
     for slice in slices:
-        alike.setdefault((slice.file.commit_version, slice.after, slice.upto, slice.excluded), []).append(slice)
-    frames = [_narrowed(spark.read.schema(struct).parquet(*(str(slice.path) for slice in group)), group[0]) for group in alike.values()]
+        alike.setdefault((slice.file.commit_version, slice.after, slice.upto, slice.excluded), []).append(
+            slice
+        )
+    frames = [
+        _narrowed(spark.read.schema(struct).parquet(*(str(slice.path) for slice in group)), group[0])
+        for group in alike.values()
+    ]
     return reduce(DataFrame.unionByName, frames)
 
 
@@ -93,11 +98,16 @@ def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[st
         parts.append(F.col(EXACT)[name].alias(match_text_column(at)))
     keys = changes.select(*parts).distinct()
     texts = [
-        F.coalesce(F.col(match_text_column(at)), _written(F.col(match_column(at)), columns[name])).alias(text_column(at))
+        F.coalesce(F.col(match_text_column(at)), _written(F.col(match_column(at)), columns[name])).alias(
+            text_column(at)
+        )
         for at, name in enumerate(schema.key)
     ]
     more = [F.lit(value).alias(match_column(at)) for at, value in enumerate(constants, len(schema.key))]
-    none = [F.lit(None).cast("string").alias(match_text_column(at)) for at, _ in enumerate(constants, len(schema.key))]
+    none = [
+        F.lit(None).cast("string").alias(match_text_column(at))
+        for at, _ in enumerate(constants, len(schema.key))
+    ]
     return keys.select("*", *texts, *more, *none)
 
 

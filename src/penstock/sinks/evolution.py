@@ -56,13 +56,20 @@ def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rew
     if arrow_type == after.arrow_type:
         alike = oid == after.type_oid or {oid, after.type_oid} <= _TEXTS
         return TypeChange.NONE if alike and not is_rewritten else TypeChange.OTHER
-    if oid == after.type_oid == _NUMERIC and _is_wider_decimal(arrow_type, after.arrow_type) and not is_rewritten:
+    if (
+        oid == after.type_oid == _NUMERIC
+        and _is_wider_decimal(arrow_type, after.arrow_type)
+        and not is_rewritten
+    ):
         return TypeChange.WIDER
     return TypeChange.OTHER
 
 
 def _is_wider_number(before: int, after: int) -> bool:
-    return any(before in kind and after in kind and kind.index(before) < kind.index(after) for kind in (_INTEGERS, _FLOATS))
+    return any(
+        before in kind and after in kind and kind.index(before) < kind.index(after)
+        for kind in (_INTEGERS, _FLOATS)
+    )
 
 
 def _is_wider_decimal(before: pa.DataType, after: pa.DataType) -> bool:
@@ -108,7 +115,9 @@ class Evolution:
         return bool(self.renamed or self.added or self.widened)
 
 
-def same_views(origin: Origin, key: tuple[str, ...], versions: Collection[TableSchema]) -> dict[TableSchema, View] | None:
+def same_views(
+    origin: Origin, key: tuple[str, ...], versions: Collection[TableSchema]
+) -> dict[TableSchema, View] | None:
     """How to read changes that all have the columns of the target; None if some differ."""
     names = {column.name: column.target for column in origin.columns.values() if column.target is not None}
     for version in versions:
@@ -183,7 +192,10 @@ class _Plan:
         types = self._types()
         renamed = self._renamed
         kept = [
-            pa.field(renamed.get(each.name, each.name), types.get(renamed.get(each.name, each.name), each.type)) for each in self.before
+            pa.field(
+                renamed.get(each.name, each.name), types.get(renamed.get(each.name, each.name), each.type)
+            )
+            for each in self.before
         ]
         added = tuple(self._added.values())
         return Evolution(
@@ -210,7 +222,11 @@ class _Plan:
         """The names in the target of the columns of the last version, as far as the target has them."""
         known = self.origin.columns
         if self.is_fixed:
-            return {number: target for number in self._last if number in known and (target := known[number].target) is not None}
+            return {
+                number: target
+                for number in self._last
+                if number in known and (target := known[number].target) is not None
+            }
         for number, column in self._last.items():
             if number in known and known[number].target is None:
                 raise ResyncRequired(f"column {column.name!r} was not copied until now")
@@ -254,7 +270,11 @@ class _Plan:
         rows are identified differently.
         """
         known = self.origin.numbers_of(self.key)
-        if len(known) != len(self.key) or any(shape.key and shape.key != known for shape in self.shapes) or self.shapes[-1].key != known:
+        if (
+            len(known) != len(self.key)
+            or any(shape.key and shape.key != known for shape in self.shapes)
+            or self.shapes[-1].key != known
+        ):
             raise ResyncRequired("its key changed")
         if not self.key and self._dropped:
             raise ResyncRequired("it lost a column, and all columns together identify its rows")
@@ -296,7 +316,10 @@ class _Plan:
         current = dict(zip(self.attributes.numbers, self.now.schema.columns, strict=True)).get(number)
         unknown = ResyncRequired(f"the value of existing rows in the added column {column.name!r} is unknown")
         held = (column.type_oid, column.type_modifier, column.arrow_type)
-        if current is None or compare_types(held, current, is_rewritten=self._is_rewritten) is not TypeChange.NONE:
+        if (
+            current is None
+            or compare_types(held, current, is_rewritten=self._is_rewritten) is not TypeChange.NONE
+        ):
             raise unknown
         missing = self.now.missing.get(current.name)
         if missing is None:
@@ -311,9 +334,16 @@ class _Plan:
         return decoded.values[0]
 
     def _followed(self) -> Origin:
-        columns = {number: OriginColumn.of(column, self._targets.get(number)) for number, column in self._last.items()}
+        columns = {
+            number: OriginColumn.of(column, self._targets.get(number))
+            for number, column in self._last.items()
+        }
         followed = Origin(columns, max(self.origin.width, *columns), self.origin.heap)
-        return Origin(columns, followed.width, self.attributes.heap) if followed.is_same(self.now.schema) else followed
+        return (
+            Origin(columns, followed.width, self.attributes.heap)
+            if followed.is_same(self.now.schema)
+            else followed
+        )
 
     def _views(self) -> dict[TableSchema, View]:
         numbers: dict[TableSchema, Numbers] = {}
@@ -323,9 +353,19 @@ class _Plan:
         return {shape.version: self._view(shape) for shape in self.shapes}
 
     def _view(self, shape: _Shape) -> View:
-        names = {column.name: target for number, column in shape.columns.items() if (target := self._target(number, column)) is not None}
-        later = (added for number, added in self._added.items() if number not in shape.columns and added.fill.is_valid)
-        return View(names, {added.name: added.fill for added in later}, leaves_out=len(names) < len(shape.columns))
+        names = {
+            column.name: target
+            for number, column in shape.columns.items()
+            if (target := self._target(number, column)) is not None
+        }
+        later = (
+            added
+            for number, added in self._added.items()
+            if number not in shape.columns and added.fill.is_valid
+        )
+        return View(
+            names, {added.name: added.fill for added in later}, leaves_out=len(names) < len(shape.columns)
+        )
 
     def _target(self, number: int, column: Column) -> str | None:
         """The name in the target of a column of an earlier version; None if the target has no column
@@ -336,7 +376,11 @@ class _Plan:
         name, known = self._dropped[number], self.origin.columns[number]
         # If values are text, only the declarations distinguish types.
         is_same = (known.type_oid, known.type_modifier) == (column.type_oid, column.type_modifier)
-        return self._renamed.get(name, name) if is_same and self.before.field(name).type == column.arrow_type else None
+        return (
+            self._renamed.get(name, name)
+            if is_same and self.before.field(name).type == column.arrow_type
+            else None
+        )
 
 
 def _free(name: str, taken: Collection[str]) -> str:

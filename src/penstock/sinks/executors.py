@@ -81,7 +81,9 @@ class SparkExecutors(Executors):
 
         try:
             work = self._spark.sparkContext.parallelize(own, len(own)).map(settled)
-            return work.setName(f"penstock {getattr(function, '__name__', '')}").collect()  # shown in the Spark UI
+            return work.setName(
+                f"penstock {getattr(function, '__name__', '')}"
+            ).collect()  # shown in the Spark UI
         except (PySparkException, Py4JJavaError) as error:
             raise penstock_error(error, self._failure) from error
 
@@ -115,7 +117,11 @@ def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object
     if len(tasks) == 1 or not is_dataclass(first) or any(type(task) is not type(first) for task in tasks):
         return None, tasks
     names = [field.name for field in fields(first)]
-    shared = {name: getattr(first, name) for name in names if all(getattr(task, name) is getattr(first, name) for task in tasks)}
+    shared = {
+        name: getattr(first, name)
+        for name in names
+        if all(getattr(task, name) is getattr(first, name) for task in tasks)
+    }
     own = [{name: getattr(task, name) for name in names if name not in shared} for task in tasks]
     return Common(type(first), shared), own
 
@@ -126,7 +132,9 @@ def join_task(common: Common[In] | None, own: Any) -> In:
     return task
 
 
-def penstock_error(error: Exception, otherwise: type[PenstockError], doing: str = "a task failed") -> PenstockError:
+def penstock_error(
+    error: Exception, otherwise: type[PenstockError], doing: str = "a task failed"
+) -> PenstockError:
     """The Penstock error in the text of a Spark error; otherwise an error that names the kind of error."""
     found = parse_error(str(error))
     if found is not None:

@@ -26,12 +26,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow import Bools, as_arrow, bitmap
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, UNCHANGED, XID, ChangeType
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    EXACT_TYPE,
+    ORDINAL,
+    UNCHANGED,
+    XID,
+    ChangeType,
+)
 from penstock.errors import SinkRefusedError
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, DELETED, DELETED_AT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Mode
-from penstock.sinks.row_chains import NewRows, RowChains, Rows, StoredRows, bools_of, differs, firsts_and_lasts, ints_of, is_kind, take
+from penstock.sinks.modes import (
+    CURRENT,
+    DELETED,
+    DELETED_AT,
+    VALID_FROM,
+    VALID_FROM_TIME,
+    VALID_TO,
+    VALID_TO_TIME,
+    Mode,
+)
+from penstock.sinks.row_chains import (
+    NewRows,
+    RowChains,
+    Rows,
+    StoredRows,
+    bools_of,
+    differs,
+    firsts_and_lasts,
+    ints_of,
+    is_kind,
+    take,
+)
 from penstock.sinks.row_values import Lookup, Stored, Values, View, check_found, key_table, live_rows
 from penstock.sinks.slice_reader import HELPER
 
@@ -78,14 +108,20 @@ def source_column(views: Iterable[View]) -> str | None:
     return next((view.source for view in views if view.source is not None), None)
 
 
-def expand_source_truncates(changes: pa.Table, layout: Layout, source: str | None, lookup: Lookup) -> pa.Table:
+def expand_source_truncates(
+    changes: pa.Table, layout: Layout, source: str | None, lookup: Lookup
+) -> pa.Table:
     """Replace truncates of single source tables by deletes. `source` is the column that names the source
     table.
 
     `lookup` is called once, with values of that column only, and may return more rows. A log keeps its
     truncates.
     """
-    truncates = np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE)) if source is not None and not layout.mode.is_log else ()
+    truncates = (
+        np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE))
+        if source is not None and not layout.mode.is_log
+        else ()
+    )
     if source is None or not len(truncates):
         return changes
     changes = _in_order(changes)
@@ -114,7 +150,9 @@ def _expand_for_source(changes: pa.Table, layout: Layout, own: Bools, stored: St
         last = since[lasts]
         keys = [key_table(changes, np.sort(last[~is_delete[last]]), layout.key)]
         if place == places[0]:
-            keys.append(key_table(stored.known, np.flatnonzero(~np.isin(stored_codes, codes[since])), layout.key))
+            keys.append(
+                key_table(stored.known, np.flatnonzero(~np.isin(stored_codes, codes[since])), layout.key)
+            )
         pieces += [changes.slice(low, place - low), _source_deletes(changes, place, keys)]
         low = place + 1
     return pa.concat_tables([*pieces, changes.slice(low)])
@@ -173,7 +211,9 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     # key is now deleted.
     flagged = [
         values.only(~missing),
-        former.only(np.isin(codes[former.rows], codes[values.rows[missing]]) & (stored.met[former.bases] >= 0)),
+        former.only(
+            np.isin(codes[former.rows], codes[values.rows[missing]]) & (stored.met[former.bases] >= 0)
+        ),
     ]
     return (
         pa.concat_tables([key_table(changes, each.rows, layout.key) for each in flagged]),
@@ -212,7 +252,9 @@ def _with_flags(values: Values, table: pa.Table) -> pa.Table:
     deleted = pa.Array.from_buffers(pa.bool_(), len(rows), [None, bitmap(chains.is_delete[rows])])
     times = chains.changes.column(COMMIT_TIMESTAMP).take(as_arrow(rows, pa.int64()))
     at = pc.if_else(deleted, times, pa.scalar(None, times.type))
-    return table.append_column(DELETED, deleted).append_column(DELETED_AT, at).select(values.layout.schema.names)
+    return (
+        table.append_column(DELETED, deleted).append_column(DELETED_AT, at).select(values.layout.schema.names)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +300,9 @@ def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa
     following = np.full(changes.num_rows, -1)
     following[steps.rows] = steps.following
     opened = values.new_rows(
-        stored, layout.schema, lambda some, table: _with_validity(table, layout, changes, some.rows, following[some.rows])
+        stored,
+        layout.schema,
+        lambda some, table: _with_validity(table, layout, changes, some.rows, following[some.rows]),
     )
 
     met = stored.met[steps.first]
@@ -300,7 +344,9 @@ def _with_validity(table: pa.Table, layout: Layout, changes: pa.Table, start: Ro
 def _values_or_null(changes: pa.Table, name: str, rows: Rows) -> pa.ChunkedArray:
     """The values of these rows; null for -1."""
     known = rows >= 0
-    places = pa.Array.from_buffers(pa.int64(), len(rows), [bitmap(known), pa.py_buffer(np.ascontiguousarray(rows))])
+    places = pa.Array.from_buffers(
+        pa.int64(), len(rows), [bitmap(known), pa.py_buffer(np.ascontiguousarray(rows))]
+    )
     return changes.column(name).take(places)
 
 
@@ -366,7 +412,8 @@ def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
     if not (inserted | deleted).all() or changes.column(UNCHANGED).null_count < changes.num_rows:
         raise SinkRefusedError(
             "an update of a row without key lacks the old row",
-            hint="ALTER TABLE … REPLICA IDENTITY FULL, or give the table a primary key, or choose the mode append",
+            hint="ALTER TABLE … REPLICA IDENTITY FULL, or give the table a primary key, "
+            "or choose the mode append",
         )
     (codes,) = key_codes([changes], layout.columns.names)
     first, _ = firsts_and_lasts(codes)
@@ -374,7 +421,11 @@ def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
     whole = changes.select(layout.schema.names)
     deleted = take(whole, first[net < 0])
     counts = as_arrow(-net[net < 0], pa.int64())
-    return Outcome(emptied, deleted.append_column(COUNT, counts), NewRows.of(take(whole, np.repeat(first, np.maximum(net, 0)))))
+    return Outcome(
+        emptied,
+        deleted.append_column(COUNT, counts),
+        NewRows.of(take(whole, np.repeat(first, np.maximum(net, 0)))),
+    )
 
 
 def _append(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
@@ -403,7 +454,9 @@ _REDUCTIONS: Mapping[Mode, Callable[[pa.Table, Layout, Lookup], Outcome]] = {
 
 def _in_commit_order(changes: pa.Table) -> pa.Table:
     versions, ordinals = ints_of(changes.column(COMMIT_VERSION)), ints_of(changes.column(ORDINAL))
-    later = (versions[1:] > versions[:-1]) | ((versions[1:] == versions[:-1]) & (ordinals[1:] > ordinals[:-1]))
+    later = (versions[1:] > versions[:-1]) | (
+        (versions[1:] == versions[:-1]) & (ordinals[1:] > ordinals[:-1])
+    )
     return changes if later.all() else take(changes, np.lexsort((ordinals, versions)))
 
 

@@ -62,7 +62,9 @@ def _column(tables: Sequence[pa.Table], name: str) -> pa.ChunkedArray:
 
 
 def _texts(tables: Sequence[pa.Table], name: str) -> pa.ChunkedArray | None:
-    columns = [exact_texts(table.column(EXACT), name) if EXACT in table.column_names else None for table in tables]
+    columns = [
+        exact_texts(table.column(EXACT), name) if EXACT in table.column_names else None for table in tables
+    ]
     if all(column is None for column in columns):
         return None
     chunks: list[pa.Array] = []
@@ -128,9 +130,15 @@ def _float_bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
     chunks = []
     for chunk in column.cast(pa.float64()).chunks:
         known = pc.fill_null(chunk, 0.0)
-        values = np.frombuffer(known.buffers()[1], np.float64)[known.offset : known.offset + len(known)] if len(known) else np.empty(0)
+        values = (
+            np.frombuffer(known.buffers()[1], np.float64)[known.offset : known.offset + len(known)]
+            if len(known)
+            else np.empty(0)
+        )
         bits = np.where(np.isnan(values), np.nan, values + 0.0).view(np.int64)
-        chunks.append(pc.if_else(chunk.is_valid(), as_arrow(bits, pa.int64()), pa.scalar(_NULL_BITS, pa.int64())))
+        chunks.append(
+            pc.if_else(chunk.is_valid(), as_arrow(bits, pa.int64()), pa.scalar(_NULL_BITS, pa.int64()))
+        )
     return pa.chunked_array(chunks, pa.int64())
 
 
@@ -150,7 +158,9 @@ def _list_codes(column: pa.ChunkedArray) -> Codes:
     lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()).combine_chunks()
     offsets = np.concatenate([[0], np.cumsum(_ints(lengths, np.int64))]) * elements.itemsize
     strings = pa.Array.from_buffers(
-        pa.large_binary(), len(column), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(np.ascontiguousarray(elements))]
+        pa.large_binary(),
+        len(column),
+        [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(np.ascontiguousarray(elements))],
     )
     return _joint(_encoded(column.is_valid()), _encoded(pa.chunked_array([strings])))
 
@@ -233,7 +243,9 @@ def _of_texts(array: pa.Array) -> Hashes:
 def _of_lists(array: pa.Array) -> Hashes:
     kind = array.type
     if pa.types.is_map(kind):
-        array = array.cast(pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])))
+        array = array.cast(
+            pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)]))
+        )
     array = array.cast(pa.large_list(array.type.value_type))
     offsets = _fixed_offsets(array)
     return _ragged(_of_array(array.values), offsets)
@@ -259,7 +271,9 @@ def _ragged(elements: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> Hashe
         np.cumsum((elements[low:high].astype(np.uint64) + np.uint64(1)) * powers[: high - low], out=sums[1:])
         ends = offsets[first : last + 1] - low
         lengths = (ends[1:] - ends[:-1]).astype(np.uint64)
-        hashes[first:last] = _joint_key_hashes(_mixed(lengths), (sums[ends[1:]] - sums[ends[:-1]]) * inverses[ends[:-1]])
+        hashes[first:last] = _joint_key_hashes(
+            _mixed(lengths), (sums[ends[1:]] - sums[ends[:-1]]) * inverses[ends[:-1]]
+        )
         first = last
     return hashes
 

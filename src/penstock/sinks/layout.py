@@ -12,7 +12,9 @@ from penstock.sinks.modes import Mode
 
 
 def known_columns(layout: Layout, asked: Sequence[str]) -> list[str]:
-    """The columns that identify rows of the target, those of a lookup (`asked`), and added ones; without a key all columns."""
+    """The columns that identify rows of the target, those of a lookup (`asked`), and added ones; without a
+    key all columns.
+    """
     known = {*layout.identity, *asked, *layout.mode.added_names} if layout.key else set(layout.schema.names)
     return [name for name in layout.schema.names if name in known]
 
@@ -41,7 +43,10 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the target: `columns`, then the columns of the mode and `_exact`. Every field is nullable."""
+        """The schema of the target:
+
+        `columns`, then the columns of the mode and `_exact`. Every field is nullable.
+        """
         return pa.schema([*self.columns, *self.mode.added_columns])
 
     @property

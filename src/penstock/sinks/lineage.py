@@ -53,7 +53,9 @@ class DdlHint:
     numbers: Numbers | None = None
 
 
-def trace(counts: Sequence[int], before: Numbering, now: Numbering, hints: Sequence[DdlHint] = ()) -> list[Numbers | None]:
+def trace(
+    counts: Sequence[int], before: Numbering, now: Numbering, hints: Sequence[DdlHint] = ()
+) -> list[Numbers | None]:
     """The column numbers of successive schema versions between `before` and `now`; `counts` has the number of
     columns of each. None: there are several answers, or none, because the publication changed as well.
 
@@ -73,13 +75,17 @@ def trace(counts: Sequence[int], before: Numbering, now: Numbering, hints: Seque
     return [traced[place] for place in places]
 
 
-def _trace(counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering) -> list[Numbers | None]:
+def _trace(
+    counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering
+) -> list[Numbers | None]:
     """Each known version restricts the versions next to it, so repeat until nothing changes."""
     while True:
         known = list(found)
         for at, count in enumerate(counts):
             if found[at] is None:
-                found[at] = _between(count, _last_known(found[:at], before), _next_known(found[at + 1 :], now))
+                found[at] = _between(
+                    count, _last_known(found[:at], before), _next_known(found[at + 1 :], now)
+                )
         if found == known:
             return found
 
@@ -140,7 +146,11 @@ class OriginColumn:
         return cls(column.name, column.type_oid, column.type_modifier, target)
 
     def is_like(self, column: Column) -> bool:
-        return (self.name, self.type_oid, self.type_modifier) == (column.name, column.type_oid, column.type_modifier)
+        return (self.name, self.type_oid, self.type_modifier) == (
+            column.name,
+            column.type_oid,
+            column.type_modifier,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +172,15 @@ class Origin:
         columns = schema.columns if attributes.source is None else attributes.source
         if len(attributes.numbers) != len(columns):
             return None
-        named = [OriginColumn.of(column, column.name if attributes.source is None else None) for column in columns]
-        return cls(dict(zip(attributes.numbers, named, strict=True)), attributes.width, attributes.heap, attributes.made_by)
+        named = [
+            OriginColumn.of(column, column.name if attributes.source is None else None) for column in columns
+        ]
+        return cls(
+            dict(zip(attributes.numbers, named, strict=True)),
+            attributes.width,
+            attributes.heap,
+            attributes.made_by,
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -172,7 +189,10 @@ class Origin:
         return cls(columns, int(found["width"]), str(found["heap"]), str(found.get("made_by", "")))
 
     def __str__(self) -> str:
-        columns = {str(number): [each.name, each.type_oid, each.type_modifier, each.target] for number, each in self.columns.items()}
+        columns = {
+            str(number): [each.name, each.type_oid, each.type_modifier, each.target]
+            for number, each in self.columns.items()
+        }
         document = {"width": self.width, "heap": self.heap, "columns": columns}
         made_by = {"made_by": self.made_by} if self.made_by else {}
         return json.dumps({**document, **made_by}, separators=(",", ":"), ensure_ascii=False)
@@ -189,14 +209,21 @@ class Origin:
 
     def is_same(self, schema: TableSchema) -> bool:
         """Whether `schema`, which has column numbers, has exactly the same columns."""
-        return self.is_shape_of(schema) and schema.attributes is not None and schema.attributes.numbers == tuple(self.columns)
+        return (
+            self.is_shape_of(schema)
+            and schema.attributes is not None
+            and schema.attributes.numbers == tuple(self.columns)
+        )
 
     def has_all_of(self, schema: TableSchema) -> bool:
         """Whether, by the column numbers in `schema`, no column was added or dropped, so that at most names
         changed.
         """
         attributes = schema.attributes
-        return attributes is not None and (attributes.numbers, attributes.width) == (tuple(self.columns), self.width)
+        return attributes is not None and (attributes.numbers, attributes.width) == (
+            tuple(self.columns),
+            self.width,
+        )
 
     def numbers_of(self, targets: tuple[str, ...]) -> frozenset[int]:
         """The numbers of the columns with these names in the target."""
@@ -277,7 +304,9 @@ class AlterationReader:
         except (ValueError, RecursionError):
             return None
         match document:
-            case {"oid": int(oid), "xid": int(named), "columns": None | list() as columns} if 0 < oid <= _MAX_OID:
+            case {"oid": int(oid), "xid": int(named), "columns": None | list() as columns} if (
+                0 < oid <= _MAX_OID
+            ):
                 if named & _XID_BITS != xid:
                     return None
                 numbers = _parse_columns(columns or [])
@@ -287,7 +316,10 @@ class AlterationReader:
     def _ignore(self) -> None:
         self.ignored += 1
         if math.log10(self.ignored).is_integer():
-            _log.warning("messages of the event trigger ignored", extra={"ignored": self.ignored, "is_key_known": self.key is not None})
+            _log.warning(
+                "messages of the event trigger ignored",
+                extra={"ignored": self.ignored, "is_key_known": self.key is not None},
+            )
 
 
 def sign(key: bytes, body: bytes) -> bytes:
@@ -306,7 +338,9 @@ def _parse_columns(columns: list[object]) -> dict[int, str] | None:
     return dict(sorted(found.items()))
 
 
-def resolve_attnums(slices: Sequence[FileSlice], alterations: Sequence[Alteration], first: Mapping[int, str]) -> list[DdlHint]:
+def resolve_attnums(
+    slices: Sequence[FileSlice], alterations: Sequence[Alteration], first: Mapping[int, str]
+) -> list[DdlHint]:
     """The hint for each of `TableChanges.schemas`; `first` has the columns before all changes."""
     hints: list[DdlHint] = []
     for version, group in groupby(slices, key=lambda slice: slice.file.schema):
@@ -320,6 +354,13 @@ def resolve_attnums(slices: Sequence[FileSlice], alterations: Sequence[Alteratio
         doubts = [] if before else [Alteration(version.oid, start, first).numbers_of(version)]
         sure = {numbers for numbers in known if numbers is not None}
         is_complete = not any(each.oid is None for each in (*before[-1:], *within))
-        is_sure = is_complete and len(sure) == 1 and {numbers for numbers in doubts if numbers is not None} <= sure
-        hints.append(DdlHint(tuple(tuple(each.columns) for each in before[-1:] if each.columns), sure.pop() if is_sure else None))
+        is_sure = (
+            is_complete and len(sure) == 1 and {numbers for numbers in doubts if numbers is not None} <= sure
+        )
+        hints.append(
+            DdlHint(
+                tuple(tuple(each.columns) for each in before[-1:] if each.columns),
+                sure.pop() if is_sure else None,
+            )
+        )
     return hints

@@ -1,15 +1,14 @@
 """Table modes: which rows and columns a target has, and what follows from that for its epochs.
 
-| mode | a row of the target is | added columns |
-|---|---|---|
-| `mirror` | a row of the source | |
-| `soft_delete` | the last state of a row that the source has or had | `_deleted`, `_deleted_at` |
-| `history` | a row of the source as it was from one commit to another; one version for each key and commit | `_valid_from` to `_current` |
-| `append` | a change | the metadata of the change |
+| mode | a row of the target is | added columns | |---|---|---| | `mirror` | a row of the source | | |
+`soft_delete` | the last state of a row that the source has or had | `_deleted`, `_deleted_at` | | `history` |
+a row of the source as it was from one commit to another; one version for each key and commit | `_valid_from`
+to `_current` | | `append` | a change | the metadata of the change |
 
 Every row also has `_exact`: the exact texts of values that the typed columns cannot hold.
 
-Other modules ask a mode for a property and do not compare modes. The reduction of an epoch for each mode is in `fold.py`.
+Other modules ask a mode for a property and do not compare modes. The reduction of an epoch for each mode is
+in `fold.py`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,10 @@ class Mode(StrEnum):
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """The mode that a target stores. Targets of versions before modes existed store none, and are mirrors."""
+        """The mode that a target stores.
+
+        Targets of versions before modes existed store none, and are mirrors.
+        """
         return cls("mirror" if text is None else text)
 
     @property
@@ -91,19 +93,26 @@ class Mode(StrEnum):
 
     @property
     def adds_columns(self) -> bool:
-        """Whether it adds any column besides `_exact`. A mode that adds none is treated as a mirror where the Postgres sink adopts a table,
-        and where Spark's MERGE writes a Delta table.
+        """Whether it adds any column besides `_exact`.
+
+        A mode that adds none is treated as a mirror where the Postgres sink adopts a table, and where Spark's
+        MERGE writes a Delta table.
         """
         return self.added_columns != (_EXACT_FIELD,)
 
     @property
     def is_log(self) -> bool:
-        """Whether each change becomes a row. Rows are only added, and neither a key nor anything else identifies them."""
+        """Whether each change becomes a row.
+
+        Rows are only added, and neither a key nor anything else identifies them.
+        """
         return self is Mode.APPEND
 
     @property
     def keeps_past_rows(self) -> bool:
-        """Whether rows stay after their delete or update, so that an epoch has to look up the rows that it changes."""
+        """Whether rows stay after their delete or update, so that an epoch has to look up the rows that it
+        changes.
+        """
         return self in (Mode.SOFT_DELETE, Mode.HISTORY)
 
     @property
@@ -113,7 +122,10 @@ class Mode(StrEnum):
 
     @property
     def live_flag(self) -> Flag | None:
-        """What marks the rows that the source has now. With None, `verify` compares all rows with the source, except those of a log."""
+        """What marks the rows that the source has now.
+
+        With None, `verify` compares all rows with the source, except those of a log.
+        """
         return Flag(DELETED, False) if self is Mode.SOFT_DELETE else self.current_flag
 
     @property
@@ -134,20 +146,33 @@ class Mode(StrEnum):
     def adds_only(self, counts: ChangeCounts) -> bool:
         """Whether these changes only add rows to the target.
 
-        A mirror has no row that an insert could conflict with: it equals the source just before, where the key is unique.
+        A mirror has no row that an insert could conflict with: it equals the source just before, where the
+        key is unique.
         """
         if self is Mode.MIRROR:
             return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
         return self.is_log
 
     def snapshot_values(self, fence: Position, time: datetime) -> dict[str, object]:
-        """The values of a snapshot's rows in the added columns, except `_exact`; `time` is the time of the fence."""
+        """The values of a snapshot's rows in the added columns, except `_exact`; `time` is the time of the
+        fence.
+        """
         if self is Mode.SOFT_DELETE:
             return {DELETED: False, DELETED_AT: None}
         if self is Mode.HISTORY:
-            return {VALID_FROM: fence.value, VALID_FROM_TIME: time, VALID_TO: None, VALID_TO_TIME: None, CURRENT: True}
+            return {
+                VALID_FROM: fence.value,
+                VALID_FROM_TIME: time,
+                VALID_TO: None,
+                VALID_TO_TIME: None,
+                CURRENT: True,
+            }
         if self is Mode.APPEND:
-            known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence.value, COMMIT_TIMESTAMP: time}
+            known = {
+                CHANGE_TYPE: ChangeType.SNAPSHOT.value,
+                COMMIT_VERSION: fence.value,
+                COMMIT_TIMESTAMP: time,
+            }
             return {**known, ORDINAL: 0, XID: 0, UNCHANGED: None}
         return {}
 

@@ -31,7 +31,11 @@ Rows = npt.NDArray[np.int64]
 
 def ints_of(column: pa.ChunkedArray) -> Rows:
     """A column of 64-bit numbers without nulls, as a numpy array."""
-    parts = [np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk)] for chunk in column.chunks if len(chunk)]
+    parts = [
+        np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk)]
+        for chunk in column.chunks
+        if len(chunk)
+    ]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
@@ -120,7 +124,9 @@ class RowChains:
         inserts = np.flatnonzero(self.is_insert & bools_of(self.changes.column(UNCHANGED).is_valid()))
         inserts = inserts[inserts > 0]
         versions, ordinals = (ints_of(self.changes.column(name)) for name in (COMMIT_VERSION, ORDINAL))
-        halves: Bools = (versions[inserts] == versions[inserts - 1]) & (ordinals[inserts] == ordinals[inserts - 1] + 1)
+        halves: Bools = (versions[inserts] == versions[inserts - 1]) & (
+            ordinals[inserts] == ordinals[inserts - 1] + 1
+        )
         halves &= self.is_delete[inserts - 1]
         return np.compress(halves, inserts)
 
@@ -172,7 +178,10 @@ def _gather(column: pa.ChunkedArray, rows: Rows) -> list[pa.Array]:
     order = np.argsort(chunks, kind="stable")
     used, firsts = np.unique(chunks[order], return_index=True)
     runs = np.split(order, firsts[1:])
-    pieces = [column.chunk(at).take(as_arrow(rows[run] - starts[at], pa.int64())) for at, run in zip(used.tolist(), runs, strict=True)]
+    pieces = [
+        column.chunk(at).take(as_arrow(rows[run] - starts[at], pa.int64()))
+        for at, run in zip(used.tolist(), runs, strict=True)
+    ]
     if np.array_equal(order, np.arange(len(order))):
         return pieces
     back = np.empty(len(order), np.int64)
@@ -183,8 +192,15 @@ def _gather(column: pa.ChunkedArray, rows: Rows) -> list[pa.Array]:
 def value_sizes(column: pa.ChunkedArray) -> Sizes:
     """The approximate size of each value in bytes."""
     kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        lengths = [np.asarray(pc.fill_null(pc.binary_length(chunk), 0), np.float64) for chunk in column.chunks]
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
+        lengths = [
+            np.asarray(pc.fill_null(pc.binary_length(chunk), 0), np.float64) for chunk in column.chunks
+        ]
         return np.concatenate([np.empty(0), *lengths]) + 4
     fixed = _FIXED_BYTES if not pa.types.is_nested(kind) else column.nbytes / max(len(column), 1)
     return np.full(len(column), float(fixed))
@@ -288,14 +304,24 @@ class StoredRows:
             bounds = [0, *(np.flatnonzero(at[1:] != at[:-1]) + 1).tolist(), len(rows)] if len(rows) else [0]
             for low, high in pairwise(bounds):
                 group = int(at[low])
-                parts.append(take(groups[group].load(schema.names).select(schema.names), rows[low:high] - starts[group]))
+                parts.append(
+                    take(
+                        groups[group].load(schema.names).select(schema.names), rows[low:high] - starts[group]
+                    )
+                )
             return pa.concat_tables(parts)
 
-        return cls(tables(known), np.arange(sum(counts)), np.repeat([group.size for group in groups], counts), read)
+        return cls(
+            tables(known), np.arange(sum(counts)), np.repeat([group.size for group in groups], counts), read
+        )
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> StoredRows:
         at = np.flatnonzero(wanted)
-        return self if len(at) == len(wanted) else StoredRows(take(self.known, at), self.numbers[at], self.sizes[at], self.read)
+        return (
+            self
+            if len(at) == len(wanted)
+            else StoredRows(take(self.known, at), self.numbers[at], self.sizes[at], self.read)
+        )
 
     def take(self, rows: Rows) -> pa.Table:
         """Whole rows, by their index in `known`."""

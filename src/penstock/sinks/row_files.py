@@ -167,7 +167,9 @@ def _completed(batch: pa.RecordBatch, place: SnapshotPlace) -> list[pa.Array]:
     """The columns of `batch` and the constant columns."""
     values, given = dict(place.values), iter(batch.columns)
     return [
-        pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows) if field.name in values else next(given)
+        pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
+        if field.name in values
+        else next(given)
         for field in place.schema
     ]
 
@@ -200,7 +202,9 @@ def _statistics(path: Path) -> str:
         parts = [metadata.row_group(group).column(column) for group in range(metadata.num_row_groups)]
         name = parts[0].path_in_schema
         stats = [part.statistics for part in parts]
-        if "." in name or any(each is None or not each.has_min_max or not each.has_null_count for each in stats):
+        if "." in name or any(
+            each is None or not each.has_min_max or not each.has_null_count for each in stats
+        ):
             continue
         low, high = min(each.min for each in stats), max(each.max for each in stats)
         if _is_plain(low) and _is_plain(high):

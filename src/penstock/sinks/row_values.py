@@ -16,7 +16,18 @@ from penstock.change import EXACT, EXACT_TYPE, METADATA_NAMES, UNCHANGED
 from penstock.errors import ValuesMissingError
 from penstock.sinks.keys import exact_texts, key_codes
 from penstock.sinks.layout import Layout
-from penstock.sinks.row_chains import NewRows, RowChains, Rows, Sizes, StoredRows, bools_of, gather, row_sizes, take, value_sizes
+from penstock.sinks.row_chains import (
+    NewRows,
+    RowChains,
+    Rows,
+    Sizes,
+    StoredRows,
+    bools_of,
+    gather,
+    row_sizes,
+    take,
+    value_sizes,
+)
 
 Lookup = Callable[[pa.Table | None], pa.Table | StoredRows]
 """Returns rows of the target with these keys, as a table with `Layout.schema`. The argument has the key
@@ -55,7 +66,9 @@ def build_exact(texts: Mapping[str, pa.ChunkedArray], count: int) -> pa.Array:
     if not any(len(each) for each in rows.values()):
         return pa.nulls(count, EXACT_TYPE)
     ragged = Ragged.plan(count, rows)
-    values = pa.chunked_array([chunk for name in names for chunk in texts[name].drop_null().chunks], pa.string())
+    values = pa.chunked_array(
+        [chunk for name in names for chunk in texts[name].drop_null().chunks], pa.string()
+    )
     entries = pa.StructArray.from_arrays(
         [
             pa.array(names, pa.string()).take(as_arrow(ragged.columns, pa.int64())),
@@ -107,8 +120,14 @@ class Values:
 
     @classmethod
     def plan(cls, layout: Layout, chains: RowChains, rows: Rows) -> Values:
-        names = [name for name in layout.columns.names if name in chains.incomplete_columns and name not in layout.key]
-        return cls(layout, chains, rows, chains.sources(rows), {name: chains.sources(rows, name) for name in names})
+        names = [
+            name
+            for name in layout.columns.names
+            if name in chains.incomplete_columns and name not in layout.key
+        ]
+        return cls(
+            layout, chains, rows, chains.sources(rows), {name: chains.sources(rows, name) for name in names}
+        )
 
     @property
     def incomplete(self) -> Bools:
@@ -135,7 +154,9 @@ class Values:
         partial = {name: sources[wanted] for name, sources in self.partial.items()}
         return Values(self.layout, self.chains, self.rows[wanted], self.plain[wanted], partial)
 
-    def new_rows(self, stored: Stored, schema: pa.Schema, complete: Callable[[Values, pa.Table], pa.Table]) -> NewRows:
+    def new_rows(
+        self, stored: Stored, schema: pa.Schema, complete: Callable[[Values, pa.Table], pa.Table]
+    ) -> NewRows:
         """Build a row for each of `rows`: `build`, then `complete`. Rows of the target are read in their
         order.
         """
@@ -154,7 +175,9 @@ class Values:
         sizes = np.append(row_sizes(changes.drop_columns(list(self.partial))), 0.0)[self.plain]
         for name, sources in self.partial.items():
             sizes += np.append(value_sizes(changes.column(name)), 0.0)[sources]
-        return sizes + np.where(self.incomplete, np.append(stored.rows.sizes, 0.0)[stored.met[self.bases]], 0.0)
+        return sizes + np.where(
+            self.incomplete, np.append(stored.rows.sizes, 0.0)[stored.met[self.bases]], 0.0
+        )
 
     def build(self, stored: Stored) -> pa.Table:
         """`layout.columns` and `_exact`, one row for each of `rows`."""
@@ -165,7 +188,9 @@ class Values:
         old = changes.num_rows + np.searchsorted(needed, met)
         given = {name: np.where(sources < 0, old, sources) for name, sources in self.partial.items()}
         rest = np.where(self.plain < 0, old, self.plain)
-        columns = [_joined_column(changes, kept, name, given.get(name, rest)) for name in layout.columns.names]
+        columns = [
+            _joined_column(changes, kept, name, given.get(name, rest)) for name in layout.columns.names
+        ]
         texts = {}
         exact = pa.chunked_array([*changes.column(EXACT).chunks, *kept.column(EXACT).chunks], EXACT_TYPE)
         for name in _columns_with_texts(exact):
@@ -179,7 +204,9 @@ class Values:
 def _joined_column(changes: pa.Table, stored: pa.Table, name: str, rows: Rows) -> pa.ChunkedArray:
     column = changes.column(name)
     if stored.num_rows:
-        column = pa.chunked_array([*column.chunks, *stored.column(name).cast(column.type).chunks], column.type)
+        column = pa.chunked_array(
+            [*column.chunks, *stored.column(name).cast(column.type).chunks], column.type
+        )
     return gather(column, rows)
 
 
@@ -213,19 +240,31 @@ class View:
         """Whether all columns have the same name in the target, and no column with a default value is
         missing.
         """
-        return not self.fills and not self.leaves_out and all(name == target for name, target in self.names.items())
+        return (
+            not self.fills
+            and not self.leaves_out
+            and all(name == target for name, target in self.names.items())
+        )
 
     def renamed(self, changes: pa.Table) -> pa.Table:
         """Spooled changes with the target's column names, also in the metadata columns. Other columns are
         dropped.
         """
         metadata = [name for name in changes.column_names if name in METADATA_NAMES]
-        own = {self.names[name]: changes.column(name) for name in changes.column_names if name in self.names and name not in metadata}
+        own = {
+            self.names[name]: changes.column(name)
+            for name in changes.column_names
+            if name in self.names and name not in metadata
+        }
         known = {name: changes.column(name) for name in metadata}
         if UNCHANGED in known:
             known[UNCHANGED] = renamed_lists(known[UNCHANGED], self.names)
         if EXACT in known:
-            texts = {target: found for name, target in self.names.items() if (found := exact_texts(known[EXACT], name)) is not None}
+            texts = {
+                target: found
+                for name, target in self.names.items()
+                if (found := exact_texts(known[EXACT], name)) is not None
+            }
             known[EXACT] = build_exact(texts, changes.num_rows)
         return pa.table({**own, **known})
 

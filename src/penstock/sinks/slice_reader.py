@@ -98,7 +98,10 @@ class JoinedKeys:
 
 
 def read_slices(
-    slices: Sequence[FileSlice], layout: Layout, part: Part | None = None, views: Mapping[TableSchema, View] = MappingProxyType({})
+    slices: Sequence[FileSlice],
+    layout: Layout,
+    part: Part | None = None,
+    views: Mapping[TableSchema, View] = MappingProxyType({}),
 ) -> pa.Table:
     """The selected changes in `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. Columns
     missing from a file are null.
@@ -117,7 +120,9 @@ def read_slices(
     return pa.concat_tables(read or [schema.empty_table()])
 
 
-def _read_part(slices: Sequence[FileSlice], layout: Layout, part: Part, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+def _read_part(
+    slices: Sequence[FileSlice], layout: Layout, part: Part, views: Mapping[TableSchema, View]
+) -> Iterator[pa.Table]:
     """The changes of a part, one row group at a time."""
     groups = read_groups(slices, layout, views)
     if not part.follows_moves:
@@ -154,15 +159,20 @@ class _Limit:
     def check(self, rows: int, size: int = 0) -> None:
         if rows > CONNECTED_ROWS or size > CONNECTED_BYTES:
             raise KeyChangesTooLargeError(
-                f"key changes of {self._table} with unchanged TOAST values connect more than {CONNECTED_ROWS:,} changes "
+                f"key changes of {self._table} with unchanged TOAST values connect more than "
+                f"{CONNECTED_ROWS:,} changes "
                 f"or {CONNECTED_BYTES >> 20} MiB, which one task would have to hold",
                 hint=f"penstock tables resync CONFIG {self._table}",
             )
 
 
-def _key_groups(slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+def _key_groups(
+    slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View]
+) -> Iterator[pa.Table]:
     """The changes with their key columns only."""
-    return read_groups(slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views)
+    return read_groups(
+        slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views
+    )
 
 
 def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedKeys:
@@ -200,7 +210,9 @@ class NeededKeys:
     @classmethod
     def of(cls, found: Sequence[tuple[Hashes, Rows, Rows]]) -> NeededKeys:
         hashes = np.concatenate([np.empty(0, np.uint64), *(each[0] for each in found)])
-        versions, ordinals = (np.concatenate([np.empty(0, np.int64), *(each[at] for each in found)]) for at in (1, 2))
+        versions, ordinals = (
+            np.concatenate([np.empty(0, np.int64), *(each[at] for each in found)]) for at in (1, 2)
+        )
         order = np.lexsort((ordinals, versions, hashes))
         hashes, versions, ordinals = hashes[order], versions[order], ordinals[order]
         last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
@@ -216,7 +228,9 @@ class NeededKeys:
         return covers
 
 
-def find_needed(read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Part, limit: _Limit) -> NeededKeys:
+def find_needed(
+    read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Part, limit: _Limit
+) -> NeededKeys:
     """Find the changes of other keys from which values moved to the keys of a part, up to the delete that is
     half of a key change.
 
@@ -227,7 +241,12 @@ def find_needed(read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Pa
     while True:
         halves = []
         for rows in read():
-            moved = take(rows, np.flatnonzero(is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())))
+            moved = take(
+                rows,
+                np.flatnonzero(
+                    is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())
+                ),
+            )
             hashes, versions, ordinals = _identify(moved, layout)
             mine = (hashes % np.uint64(part.count) == part.index) | needed.covers(hashes, versions, ordinals)
             halves.append(_change_numbers(versions, ordinals - 1)[mine])
@@ -237,7 +256,9 @@ def find_needed(read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Pa
             return needed
         found = []
         for rows in read():
-            hashes, versions, ordinals = _identify(take(rows, np.flatnonzero(is_kind(rows, ChangeType.DELETE))), layout)
+            hashes, versions, ordinals = _identify(
+                take(rows, np.flatnonzero(is_kind(rows, ChangeType.DELETE))), layout
+            )
             met = np.isin(_change_numbers(versions, ordinals), wanted)
             found.append((hashes[met], versions[met], ordinals[met]))
         needed, known = NeededKeys.of(found), len(wanted)
@@ -273,7 +294,9 @@ def _numbered_keys(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -
 
 def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashes]:
     empty = np.empty(0, np.uint64)
-    return np.concatenate([empty, *(one for one, _ in pairs)]), np.concatenate([empty, *(other for _, other in pairs)])
+    return np.concatenate([empty, *(one for one, _ in pairs)]), np.concatenate(
+        [empty, *(other for _, other in pairs)]
+    )
 
 
 def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
@@ -308,7 +331,9 @@ def _schema(layout: Layout) -> pa.Schema:
     return pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
 
 
-def _run(slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+def _run(
+    slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapping[TableSchema, View]
+) -> Iterator[pa.Table]:
     """A run of the changes of a log. Positions of runs are counted in the files, before rows are filtered."""
     counts = [_count(slice) for slice in slices]
     low, high = (sum(counts) * at // part.count for at in (part.index, part.index + 1))
@@ -329,7 +354,9 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(slice.path, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (OSError, pa.ArrowInvalid) as error:
-        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {describe(error)}") from error
+        raise SinkError(
+            f"the spooled changes of {slice.file.table} cannot be read: {describe(error)}"
+        ) from error
 
 
 def _count(slice: FileSlice) -> int:
@@ -355,13 +382,17 @@ def _row_groups(slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema,
                 yield pa.Table.from_batches([batch])
 
 
-def _names(file: pq.ParquetFile, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> list[str]:
+def _names(
+    file: pq.ParquetFile, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]
+) -> list[str]:
     view = views.get(slice.file.schema)
     wanted = set(schema.names) if view is None or view.is_plain else {*view.names, *METADATA_NAMES}
     return [name for name in file.schema_arrow.names if name in wanted]
 
 
-def _wanted(found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> pa.Table:
+def _wanted(
+    found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]
+) -> pa.Table:
     """Rows of a file with the target's columns, without rows outside the slice."""
     view = views.get(slice.file.schema)
     constants: dict[str, object] = _constants(slice)
@@ -380,7 +411,10 @@ def _constants(slice: FileSlice) -> dict[str, object]:
     file = slice.file
     if file.commit_version is None:
         return {}
-    known: dict[str, object] = {COMMIT_VERSION: file.commit_version.value, COMMIT_TIMESTAMP: file.commit_timestamp}
+    known: dict[str, object] = {
+        COMMIT_VERSION: file.commit_version.value,
+        COMMIT_TIMESTAMP: file.commit_timestamp,
+    }
     return known if file.xid is None else {**known, XID: file.xid}
 
 
@@ -396,7 +430,8 @@ def _column(found: pa.Table, field: pa.Field, constants: dict[str, object]) -> p
         return column if column.type.equals(field.type) else column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaChangedError(
-            f"values of the column {field.name!r} have type {column.type}, and the target's {field.type} cannot hold them",
+            f"values of the column {field.name!r} have type {column.type}, and the target's {field.type} "
+            "cannot hold them",
             hint="remove the target table and restart the pipeline to copy it again",
         ) from error
 
@@ -439,22 +474,32 @@ BYTES_A_TASK = 128 << 20
 _ADDED_ROWS_A_TASK = 100_000
 
 
-def share_files(slices: Sequence[FileSlice], counts: ChangeCounts, parallelism: int) -> list[tuple[FileSlice, ...]]:
+def share_files(
+    slices: Sequence[FileSlice], counts: ChangeCounts, parallelism: int
+) -> list[tuple[FileSlice, ...]]:
     """Divide changes that only add rows: each task streams some of the files."""
     wanted = max(min(-(-counts.rows // _ADDED_ROWS_A_TASK), parallelism), -(-counts.rows // ROWS_A_TASK), 1)
     count = min(wanted, len(slices))
     return [tuple(slices[at::count]) for at in range(count)]
 
 
-def plan_parts(slices: Sequence[FileSlice], counts: ChangeCounts, *, looks_up: bool, at_once: bool = False) -> list[Part | None]:
+def plan_parts(
+    slices: Sequence[FileSlice], counts: ChangeCounts, *, looks_up: bool, at_once: bool = False
+) -> list[Part | None]:
     """Divide the keys, one part for each task. If rows are looked up and the epoch has a truncate, which
     affects all keys, there is one task.
 
     `at_once`: all parts see the target as it was before the epoch, so a part may need rows that another part
     deletes.
     """
-    size = sum(slice.file.bytes for slice in slices)  # equals the size in memory, since these files are not compressed
-    count = 1 if counts.truncates and looks_up else max(-(-counts.rows // ROWS_A_TASK), -(-size // BYTES_A_TASK), 1)
+    size = sum(
+        slice.file.bytes for slice in slices
+    )  # equals the size in memory, since these files are not compressed
+    count = (
+        1
+        if counts.truncates and looks_up
+        else max(-(-counts.rows // ROWS_A_TASK), -(-size // BYTES_A_TASK), 1)
+    )
     follows_moves = bool(counts.unchanged and counts.moves)
     by_chains = follows_moves and at_once and not looks_up
     return [Part(index, count, follows_moves, by_chains) for index in range(count)] if count > 1 else [None]
@@ -479,14 +524,20 @@ def step_ends(slices: Sequence[FileSlice], rows: int, end: Position) -> list[Pos
 def slices_upto(slices: Sequence[FileSlice], end: Position) -> list[FileSlice]:
     """The parts of `slices` at or before `end`."""
     wanted = [slice for slice in slices if slice.file.min_position <= end]
-    return [replace(slice, upto=min(slice.upto or end, end)) if slice.file.max_position > end else slice for slice in wanted]
+    return [
+        replace(slice, upto=min(slice.upto or end, end)) if slice.file.max_position > end else slice
+        for slice in wanted
+    ]
 
 
 def slices_after(slices: Sequence[FileSlice], position: Position) -> list[FileSlice]:
     """The parts of `slices` after `position`."""
     wanted = [slice for slice in slices if slice.file.max_position > position]
     return [
-        replace(slice, after=max(slice.after or position, position)) if slice.file.min_position <= position else slice for slice in wanted
+        replace(slice, after=max(slice.after or position, position))
+        if slice.file.min_position <= position
+        else slice
+        for slice in wanted
     ]
 
 

@@ -1,1 +1,4 @@
-"""Spark: sessions and the streaming source. The only package that speaks camelCase, because Spark's own API does."""
+"""Spark: sessions and the streaming source.
+
+The only package that speaks camelCase, because Spark's own API does.
+"""

@@ -54,7 +54,11 @@ _OPERATORS: Mapping[type[Filter], str] = {
     LessThan: "<",
     LessThanOrEqual: "<=",
 }
-_TEXTS: Mapping[type[Filter], str] = {StringStartsWith: "starts", StringEndsWith: "ends", StringContains: "contains"}
+_TEXTS: Mapping[type[Filter], str] = {
+    StringStartsWith: "starts",
+    StringEndsWith: "ends",
+    StringContains: "contains",
+}
 
 
 def translate_filter(filter: Filter, table: TableSchema) -> str | None:
@@ -87,7 +91,13 @@ def _compared(filter: Filter, column: Column) -> str | None:
 
 def _negated(child: Filter, table: TableSchema) -> str | None:
     column = _column(getattr(child, "attribute", ()), table)
-    if column is None or not is_comparable(column) or not isinstance(child, EqualTo) or child.value is None or _holds_nul(child.value):
+    if (
+        column is None
+        or not is_comparable(column)
+        or not isinstance(child, EqualTo)
+        or child.value is None
+        or _holds_nul(child.value)
+    ):
         return None
     return compare(column, "<>", child.value)
 
@@ -168,6 +178,10 @@ class CurrentRowsReader(DataSourceReader):
             columns = [batch.column(name) for name in self._schema.names]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _partition(self, address: SourceAddress, snapshot: str | None, chunk: Chunk, number: int) -> ChunkPartition:
+    def _partition(
+        self, address: SourceAddress, snapshot: str | None, chunk: Chunk, number: int
+    ) -> ChunkPartition:
         reject_inexact = self._request.capture().types.rejects_inexact
-        return ChunkPartition(address, snapshot, chunk.with_conditions(self.conditions), None, number, reject_inexact)
+        return ChunkPartition(
+            address, snapshot, chunk.with_conditions(self.conditions), None, number, reject_inexact
+        )

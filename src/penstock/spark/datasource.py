@@ -27,7 +27,8 @@ __all__ = ["FORMAT", "PostgresCdcSource", "register"]
 
 
 class PostgresCdcSource(DataSource):
-    """Changes as a stream, typed for one table or as envelopes for many; and the current rows of one table as a batch.
+    """Changes as a stream, typed for one table or as envelopes for many; and the current rows of one table as
+    a batch.
 
     `penstock.spark.options` declares the options.
     """
@@ -46,7 +47,10 @@ class PostgresCdcSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         request = SourceRequest.parse(self.options)
         if request.columns:
-            raise ConfigError("the option 'columns' is only for spark.read", hint="choose columns of the stream with .select(…)")
+            raise ConfigError(
+                "the option 'columns' is only for spark.read",
+                hint="choose columns of the stream with .select(…)",
+            )
         if request.choice.single is None:
             _check_same(ENVELOPE_SCHEMA, schema, "the envelope")
             return EnvelopeStreamReader(request)
@@ -57,7 +61,10 @@ class PostgresCdcSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         request = SourceRequest.parse(self.options)
         if request.choice.single is None:
-            raise ConfigError("the option 'table' is missing", hint='spark.read takes one table: .option("table", "public.orders")')
+            raise ConfigError(
+                "the option 'table' is missing",
+                hint='spark.read takes one table: .option("table", "public.orders")',
+            )
         table = _inspect_table(request)
         found = _chosen(change_schema(table), request)
         _check_same(found, schema, f"table {request.choice.single}")
@@ -73,7 +80,9 @@ def _inspect_table(request: SourceRequest) -> TableSchema:
     reserved = sorted(METADATA_NAMES.intersection(found.column_names))
     if reserved:
         raise UnsupportedTableError(
-            f"table {found.name} has a column named {reserved[0]!r}, a name reserved for the metadata of changes", hint="rename the column"
+            f"table {found.name} has a column named {reserved[0]!r}, a name reserved for the metadata of "
+            "changes",
+            hint="rename the column",
         )
     return found
 
@@ -81,7 +90,9 @@ def _inspect_table(request: SourceRequest) -> TableSchema:
 def _chosen(schema: pa.Schema, request: SourceRequest) -> pa.Schema:
     for name in request.columns:
         if name not in schema.names:
-            raise ConfigError(f"table {request.choice} has no column {name!r}", hint=f"it has: {', '.join(schema.names)}")
+            raise ConfigError(
+                f"table {request.choice} has no column {name!r}", hint=f"it has: {', '.join(schema.names)}"
+            )
     return pa.schema([schema.field(name) for name in request.columns]) if request.columns else schema
 
 

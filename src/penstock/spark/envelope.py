@@ -60,7 +60,10 @@ def _texts(values: pa.Array, column: Column) -> pa.Array:
     if pa.types.is_floating(kind):
         return _floats(values)
     trims = pa.types.is_decimal(kind) and column.type_modifier == _UNBOUNDED
-    return pa.array([None if value is None else _text(value, kind, trims=trims) for value in values.to_pylist()], pa.string())
+    return pa.array(
+        [None if value is None else _text(value, kind, trims=trims) for value in values.to_pylist()],
+        pa.string(),
+    )
 
 
 def _floats(values: pa.Array) -> pa.Array:
@@ -73,7 +76,13 @@ def _floats(values: pa.Array) -> pa.Array:
 
 def _quoted(values: pa.Array) -> pa.Array:
     if pc.any(pc.match_substring_regex(values, _CONTROL)).as_py():
-        return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values.to_pylist()], pa.string())
+        return pa.array(
+            [
+                None if value is None else json.dumps(value, ensure_ascii=False)
+                for value in values.to_pylist()
+            ],
+            pa.string(),
+        )
     escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
     return _framed(escaped)
 
@@ -112,10 +121,21 @@ def _digits(value: Decimal, *, trims: bool) -> str:
 def _nested(value: Any, kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         pairs = value.items() if isinstance(value, dict) else value
-        return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_text(item, kind.item_type)}" for name, item in pairs) + "}"
+        return (
+            "{"
+            + ",".join(
+                f"{json.dumps(name, ensure_ascii=False)}:{_text(item, kind.item_type)}"
+                for name, item in pairs
+            )
+            + "}"
+        )
     if pa.types.is_struct(kind):
         fields = [kind.field(place) for place in range(kind.num_fields)]
-        return "{" + ",".join(f"{json.dumps(field.name)}:{_text(value[field.name], field.type)}" for field in fields) + "}"
+        return (
+            "{"
+            + ",".join(f"{json.dumps(field.name)}:{_text(value[field.name], field.type)}" for field in fields)
+            + "}"
+        )
     trims = pa.types.is_decimal(kind.value_type)
     return "[" + ",".join(_text(item, kind.value_type, trims=trims) for item in value) + "]"
 
@@ -144,7 +164,10 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
         column.name: _with_exact(json_column(batch.column(place), column), column.name, metadata[EXACT])
         for place, column in enumerate(table.columns)
     }
-    is_delete, is_truncate = pc.equal(kinds, ChangeType.DELETE.value), pc.equal(kinds, ChangeType.TRUNCATE.value)
+    is_delete, is_truncate = (
+        pc.equal(kinds, ChangeType.DELETE.value),
+        pc.equal(kinds, ChangeType.TRUNCATE.value),
+    )
     rows = _objects(values, batch.num_rows)
     keys = _objects({name: values[name] for name in table.key}, batch.num_rows) if table.key else None
     nothing = pa.scalar(None, pa.string())
@@ -154,8 +177,16 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     has_no_new = pc.or_(pc.or_(is_delete, is_truncate), is_old)
     after = pc.if_else(has_no_new, nothing, _without_unchanged(rows, values, metadata[UNCHANGED]))
     key = pa.nulls(batch.num_rows, pa.string()) if keys is None else pc.if_else(is_truncate, nothing, keys)
-    made = {"_table": pa.repeat(str(table.name), batch.num_rows), "key": key, "before": before, "after": after}
-    columns = [made[name] if name in made else batch.column(metadata_index(table, name)) for name in ENVELOPE_SCHEMA.names]
+    made = {
+        "_table": pa.repeat(str(table.name), batch.num_rows),
+        "key": key,
+        "before": before,
+        "after": after,
+    }
+    columns = [
+        made[name] if name in made else batch.column(metadata_index(table, name))
+        for name in ENVELOPE_SCHEMA.names
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
 
 
@@ -195,7 +226,11 @@ def _without_unchanged(rows: pa.Array, values: dict[str, pa.Array], unchanged: p
     for row in _places(unchanged):
         absent = set(unchanged[row].as_py())
         texts = {name: column[row].as_py() for name, column in values.items() if name not in absent}
-        held[row] = "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in texts.items()) + "}"
+        held[row] = (
+            "{"
+            + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{text}" for name, text in texts.items())
+            + "}"
+        )
     return _replaced(rows, held)
 
 
@@ -268,5 +303,6 @@ def _check_reachable(slice: FileSlice) -> None:
     if not storage.exists(root):
         raise EnvironmentUnfitError(
             f"the spool at {root} cannot be reached from this executor",
-            hint='use a directory that the driver and every executor can read: .option("spool", "/a/shared/directory")',
+            hint='use a directory that the driver and every executor can read: .option("spool", '
+            '"/a/shared/directory")',
         )

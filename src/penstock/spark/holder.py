@@ -52,7 +52,9 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
         answer = process.stdout.readline().decode().strip().replace("\\n", "\n")
     process.wait()
     if not answer or answer.startswith("PEN-"):
-        raise parse_error(answer) or SnapshotLostError("the process that should hold the snapshot exited immediately")
+        raise parse_error(answer) or SnapshotLostError(
+            "the process that should hold the snapshot exited immediately"
+        )
     return answer
 
 

@@ -51,7 +51,10 @@ def jks(certificates: Iterable[bytes]) -> bytes:
     """A key store with `certificates` as trusted. Equal certificates give equal bytes."""
     entries = [_entry(number, certificate) for number, certificate in enumerate(certificates)]
     body = struct.pack(">III", _MAGIC, _VERSION, len(entries)) + b"".join(entries)
-    return body + hashlib.sha1(PASSWORD.encode("utf-16-be") + _DIGEST_SALT + body, usedforsecurity=False).digest()
+    return (
+        body
+        + hashlib.sha1(PASSWORD.encode("utf-16-be") + _DIGEST_SALT + body, usedforsecurity=False).digest()
+    )
 
 
 def _entry(number: int, certificate: bytes) -> bytes:
@@ -164,7 +167,9 @@ def find_java() -> Path:
 def java_major(java: Path) -> int | None:
     """The major version that a `java` program reports; None if it does not run."""
     try:
-        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = _JAVA_VERSION.search(done.stderr + done.stdout)
@@ -204,5 +209,7 @@ def user_cache_dir() -> Path:
     """The directory of this user's downloaded and generated programs; exists and is writable."""
     cache = user_cache_directory()
     if cache is None:
-        raise EnvironmentUnfitError("no writable directory for downloaded programs", hint="set XDG_CACHE_HOME to a writable directory")
+        raise EnvironmentUnfitError(
+            "no writable directory for downloaded programs", hint="set XDG_CACHE_HOME to a writable directory"
+        )
     return cache

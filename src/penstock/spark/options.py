@@ -1,7 +1,8 @@
 """Options of `format("postgres-cdc")`, and the limits on what one batch reads.
 
-Spark 4.2 asks the reader for its limit and passes the one that the trigger allows. Spark 4.1 has no limits, so the reader applies its own.
-The names that 4.1 lacks are defined here, so that one reader serves all versions.
+Spark 4.2 asks the reader for its limit and passes the one that the trigger allows. Spark 4.1 has no limits,
+so the reader applies its own. The names that 4.1 lacks are defined here, so that one reader serves all
+versions.
 """
 
 from __future__ import annotations
@@ -37,18 +38,32 @@ __all__ = ["Admission", "ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvail
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The most that one batch reads, in whole segments; at least one segment is always admitted. None means no limit."""
+    """The most that one batch reads, in whole segments; at least one segment is always admitted.
+
+    None means no limit.
+    """
 
     rows: Annotated[
         int | None,
-        Option("Maximum rows of one batch; a batch has whole segments of the spool, at least one.", COUNT, name="maxRowsPerBatch"),
+        Option(
+            "Maximum rows of one batch; a batch has whole segments of the spool, at least one.",
+            COUNT,
+            name="maxRowsPerBatch",
+        ),
     ] = 1_000_000
     bytes: Annotated[
         int | None,
-        Option("Maximum bytes of one batch, of the spool or, in a snapshot, of the heap.", COUNT, name="maxBytesPerBatch"),
+        Option(
+            "Maximum bytes of one batch, of the spool or, in a snapshot, of the heap.",
+            COUNT,
+            name="maxBytesPerBatch",
+        ),
     ] = 1 << 30
     transactions: Annotated[
-        int | None, Option("Maximum transactions of one batch. Default: no limit.", COUNT, name="maxTransactionsPerBatch")
+        int | None,
+        Option(
+            "Maximum transactions of one batch. Default: no limit.", COUNT, name="maxTransactionsPerBatch"
+        ),
     ] = None
 
     @classmethod
@@ -73,24 +88,44 @@ SNAPSHOT, NOW, SLOT = "snapshot", "now", "slot"
 class SourceOptions:
     """The options of the Spark source that are not options of a capture."""
 
-    table: Annotated[str, Option("The one table to read; its rows have typed columns.", TEXT.named("schema.name"))] = ""
-    tables: Annotated[
-        str, Option("Several tables, by names or patterns, such as `public.*, sales.orders`; rows are envelopes.", TEXT.named("list"))
+    table: Annotated[
+        str, Option("The one table to read; its rows have typed columns.", TEXT.named("schema.name"))
     ] = ""
-    starting_position: Annotated[str, Option("Where a new query starts: `snapshot`, `now`, `slot`, or a position such as `0/16B3748`.")] = (
-        SNAPSHOT
-    )
+    tables: Annotated[
+        str,
+        Option(
+            "Several tables, by names or patterns, such as `public.*, sales.orders`; rows are envelopes.",
+            TEXT.named("list"),
+        ),
+    ] = ""
+    starting_position: Annotated[
+        str, Option("Where a new query starts: `snapshot`, `now`, `slot`, or a position such as `0/16B3748`.")
+    ] = SNAPSHOT
     ending_position: Annotated[
-        str, Option("Position at which the query stops reading; `penstock.available_now` sets it.", TEXT.named("position"))
+        str,
+        Option(
+            "Position at which the query stops reading; `penstock.available_now` sets it.",
+            TEXT.named("position"),
+        ),
     ] = ""
     consumer: Annotated[
         str,
-        Option("Name of this query as a reader of the spool, different for each query that shares it. Default: derived from the tables."),
+        Option(
+            "Name of this query as a reader of the spool, different for each query that shares it. "
+            "Default: derived from the tables."
+        ),
     ] = ""
-    columns: Annotated[str, Option("`spark.read` only: the columns to read. Default: all.", TEXT.named("list"))] = ""
+    columns: Annotated[
+        str, Option("`spark.read` only: the columns to read. Default: all.", TEXT.named("list"))
+    ] = ""
     chunk_bytes: Annotated[int, Option("Heap bytes that one task reads in a snapshot.", COUNT)] = 32 << 20
     snapshot_hold_seconds: Annotated[
-        float, Option("Maximum time to hold one exported snapshot open on the source; a stream then continues with a new one.", SECONDS)
+        float,
+        Option(
+            "Maximum time to hold one exported snapshot open on the source; a stream then continues with a "
+            "new one.",
+            SECONDS,
+        ),
     ] = 3600.0
 
     @classmethod
@@ -106,7 +141,8 @@ class SourceOptions:
 
 _DERIVED = {
     "slot": "Replication slot; the default name is derived from the database and the tables.",
-    "spool": "Spool directory, which all executors must be able to access. Default: in the user's state directory.",
+    "spool": "Spool directory, which all executors must be able to access. Default: in the user's state "
+    "directory.",
 }
 """Descriptions of options that a capture requires and for which the source has a default."""
 
@@ -138,5 +174,8 @@ SOURCE_OPTIONS = OptionTable(
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Validate the names: returns lower-case names, without empty values."""
     if any(name.lower() == "capture" for name in options):
-        raise ConfigError("the option 'capture' was renamed to 'process'", hint='.option("process", "separate"), or leave it out')
+        raise ConfigError(
+            "the option 'capture' was renamed to 'process'",
+            hint='.option("process", "separate"), or leave it out',
+        )
     return SOURCE_OPTIONS.check(options)

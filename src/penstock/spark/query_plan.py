@@ -80,11 +80,15 @@ _STEPS: Final = {
     "LocalRelation": "VALUES",
 }
 _SUBQUERIES: Final = frozenset({"ScalarSubquery", "Exists", "InSubquery", "ListQuery", "LateralSubquery"})
-_FOREIGN: Final = frozenset({"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSimpleUDF", "HiveGenericUDF", "ApplyFunctionExpression"})
+_FOREIGN: Final = frozenset(
+    {"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSimpleUDF", "HiveGenericUDF", "ApplyFunctionExpression"}
+)
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
 """Deterministic for Spark, although it returns a new vector for every call."""
-_TABLES: Final = frozenset({"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"})
+_TABLES: Final = frozenset(
+    {"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"}
+)
 """Leaves that a parsed query may have before analysis. Other statements are refused, since the analysis
 itself may execute them.
 """
@@ -150,11 +154,16 @@ def _empty(session: SparkSession, struct: StructType) -> DataFrame:
     """
     java: Any = session._jsparkSession  # noqa: SLF001 - the JVM's session
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
-    return ClassicDataFrame(java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(struct.json())), session)
+    return ClassicDataFrame(
+        java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(struct.json())), session
+    )
 
 
 def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
-    """Have Spark analyse a query over `frame`. The text is never executed, even if it is another statement."""
+    """Have Spark analyse a query over `frame`.
+
+    The text is never executed, even if it is another statement.
+    """
     frame.createOrReplaceTempView(SOURCE)
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
     state = session._jsparkSession.sessionState()  # noqa: SLF001 - the JVM's session
@@ -212,7 +221,11 @@ def _above_source(plan: Any) -> Iterator[Any]:
 
 def _is_source(plan: Any) -> bool:
     """Whether the node is the session's temporary view. Only temporary views have an unqualified name."""
-    if plan.nodeName() != "SubqueryAlias" or plan.identifier().name() != SOURCE or plan.identifier().qualifier().size():
+    if (
+        plan.nodeName() != "SubqueryAlias"
+        or plan.identifier().name() != SOURCE
+        or plan.identifier().qualifier().size()
+    ):
         return False
     return bool(plan.child().nodeName() == "View" and plan.child().isTempView())
 
@@ -228,7 +241,9 @@ def _check(expression: Any) -> None:
             _refuse(f"{each.prettyName()} depends on when, or by which user, it is evaluated", _IN_THE_SOURCE)
         if kind == "Literal" and _CLOCK_LITERAL.search(_written(each)):
             _refuse(f"{_written(each)} depends on when it is evaluated", _IN_THE_SOURCE)
-        if kind in _RANDOM or (not each.deterministic() and all(below.deterministic() for below in _listed(each.children()))):
+        if kind in _RANDOM or (
+            not each.deterministic() and all(below.deterministic() for below in _listed(each.children()))
+        ):
             _refuse(f"{each.prettyName()} is not deterministic", _IN_THE_SOURCE)
 
 
@@ -258,7 +273,10 @@ def _leaves(plan: Any) -> Iterator[Any]:
 def _written(literal: Any) -> str:
     """The text of a date or time literal in the query; empty for other literals."""
     origin = literal.origin()
-    if literal.dataType().typeName() not in ("date", "timestamp", "timestamp_ntz") or not origin.sqlText().isDefined():
+    if (
+        literal.dataType().typeName() not in ("date", "timestamp", "timestamp_ntz")
+        or not origin.sqlText().isDefined()
+    ):
         return ""
     return str(origin.sqlText().get())[origin.startIndex().get() : origin.stopIndex().get() + 1]
 
@@ -291,7 +309,9 @@ def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[s
             made = [(str(at), each) for at, each in enumerate(parts.columns) if not is_plain(each)]
             if parts.condition is not None:
                 made.append((WHERE, parts.condition))
-            rows.select(number, *(_tried(session, inner(each)).alias(name) for name, each in made)).write.parquet(directory)
+            rows.select(
+                number, *(_tried(session, inner(each)).alias(name) for name, each in made)
+            ).write.parquet(directory)
     except (PySparkException, Py4JJavaError) as error:
         raise SinkError(f"Spark could not evaluate a query: {describe(error)}") from error
 
@@ -311,7 +331,10 @@ _started: list[SparkSession] = []
 
 @lru_cache(maxsize=_MOST_ANALYSES)
 def analysed(text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
-    """Cached analysis of a query over a table with these columns. Raises `ConfigError` if it cannot be run."""
+    """Cached analysis of a query over a table with these columns.
+
+    Raises `ConfigError` if it cannot be run.
+    """
     return analyse(_session(), text, pa.schema(list(columns)))
 
 

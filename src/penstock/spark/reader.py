@@ -58,7 +58,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._planned: Position | None = None
         self._goal: Position | None = None
 
-    # Spark's API ------------------------------------------------------------------------------------------------------------
+    # Spark's API
+    # --------------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, str]:
         """Always the same, since Spark may call it again after a crash in the first batch. The targets store
@@ -99,10 +100,14 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         else:
             return self._offset(reached)
         if spool.start is None:
-            return self._offset(reached)  # before the first segment is read, which may be sealed at any moment
+            return self._offset(
+                reached
+            )  # before the first segment is read, which may be sealed at any moment
         first = self._first(spool, reached)
         admission = self._admission.under(limit)
-        planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes, max_transactions=admission.transactions)
+        planned = spool.limit(
+            first, max_rows=admission.rows, max_bytes=admission.bytes, max_transactions=admission.transactions
+        )
         if self._goal is not None:
             planned = min(planned, _segment_end_at(spool, self._goal) or planned)
         planned = self._cut(spool, first, planned)
@@ -152,7 +157,9 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return begin if begin is not None and reached == Position.ZERO else reached
 
     def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of a batch that is planned up to `planned`, which may be earlier; `start` for no batch now."""
+        """The end of a batch that is planned up to `planned`, which may be earlier; `start` for no
+        batch now.
+        """
         return planned
 
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
@@ -161,7 +168,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _waiting(self) -> None:
         """Called repeatedly while the reader waits for changes."""
 
-    # the capture ----------------------------------------------------------------------------------------------------------------
+    # the capture
+    # --------------------------------------------------------------------------------------------------------
 
     def _running(self, finished: Position) -> tuple[CaptureThread | SpoolFollower, SpoolReader]:
         if self._capture is None or self._spool is None:
@@ -189,7 +197,9 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 return
             self._waiting()
             if time.monotonic() > deadline:
-                raise ConnectionLostError(f"the capture did not reach {position} within {_CATCH_UP_SECONDS:.0f} s")
+                raise ConnectionLostError(
+                    f"the capture did not reach {position} within {_CATCH_UP_SECONDS:.0f} s"
+                )
 
 
 def _segment_end_at(spool: SpoolReader, position: Position) -> Position | None:
@@ -227,7 +237,9 @@ class ControlStreamReader(SpoolStreamReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
-        self._barriers = BarrierWatch(Path(self._options["barriers"])) if "barriers" in self._options else None
+        self._barriers = (
+            BarrierWatch(Path(self._options["barriers"])) if "barriers" in self._options else None
+        )
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
         return iter(())

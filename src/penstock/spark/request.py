@@ -54,7 +54,8 @@ class TableChoice:
         if self.is_single:
             return table == self.patterns[0]
         return not self.patterns or any(
-            fnmatchcase(table.schema, each.schema) and fnmatchcase(table.name, each.name) for each in self.patterns
+            fnmatchcase(table.schema, each.schema) and fnmatchcase(table.name, each.name)
+            for each in self.patterns
         )
 
     def __str__(self) -> str:
@@ -83,12 +84,18 @@ class SourceRequest:
         given = check_options(options)
         own = SourceOptions.parse(given)
         choice = TableChoice.parse(given)
-        capture = {name: value for name, value in given.items() if name in CAPTURE_OPTIONS.keys and name != "tables"}
+        capture = {
+            name: value for name, value in given.items() if name in CAPTURE_OPTIONS.keys and name != "tables"
+        }
         capture["slot"] = given.get("slot") or _default_slot(given["dsn"], choice)
-        capture["spool"] = given.get("spool") or str(_state_directory() / "spool" / _server(given["dsn"]) / capture["slot"])
+        capture["spool"] = given.get("spool") or str(
+            _state_directory() / "spool" / _server(given["dsn"]) / capture["slot"]
+        )
         admission = Admission.from_options(given)
         # Heap blocks have no row count: bytes limit a batch of them, unless the option for rows is set.
-        snapshot_admission = admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
+        snapshot_admission = (
+            admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
+        )
         return cls(
             capture,
             choice,
@@ -125,7 +132,10 @@ def _name(option: str, text: str) -> TableName:
     try:
         return TableName.parse(text.strip())
     except ValueError as error:
-        raise ConfigError(f"the option {option!r} is {error}", hint='write it as in SQL: public.orders, or public."my orders"') from error
+        raise ConfigError(
+            f"the option {option!r} is {error}",
+            hint='write it as in SQL: public.orders, or public."my orders"',
+        ) from error
 
 
 def _start(text: str) -> str | Position:
@@ -140,7 +150,9 @@ def _position(option: str, text: str) -> Position:
     except ValueError as error:
         raise ConfigError(
             f"the option {option!r} is {text!r}",
-            hint="use snapshot, now, slot, or a position such as 0/16B3748" if option == "startingPosition" else "such as 0/16B3748",
+            hint="use snapshot, now, slot, or a position such as 0/16B3748"
+            if option == "startingPosition"
+            else "such as 0/16B3748",
         ) from error
 
 
@@ -162,7 +174,9 @@ def _server(dsn: str) -> str:
     place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
     is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH
-    return plain if is_same else f"{plain[: _NAME_LENGTH - 9]}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return (
+        plain if is_same else f"{plain[: _NAME_LENGTH - 9]}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    )
 
 
 def _state_directory() -> Path:
@@ -173,7 +187,9 @@ def _state_directory() -> Path:
 FORMAT = "postgres-cdc"
 
 
-def available_now(spark: SparkSession, options: Mapping[str, str], write: Callable[[DataFrame], DataStreamWriter]) -> StreamingQuery:
+def available_now(
+    spark: SparkSession, options: Mapping[str, str], write: Callable[[DataFrame], DataStreamWriter]
+) -> StreamingQuery:
     """Read everything committed before the call, in batches as large as the options allow; returns the last
     query.
 

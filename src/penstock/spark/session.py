@@ -45,9 +45,11 @@ def jvm_lock(spark: SparkSession, path: Path, timeout_seconds: float) -> Iterato
         while not _try_lock(file):
             if time.monotonic() > deadline:
                 raise PipelineBusyError(
-                    f"{path} is locked by another run, or by a verify of the stopped pipeline; the lock was not released within "
+                    f"{path} is locked by another run, or by a verify of the stopped pipeline; the lock "
+                    "was not released within "
                     f"{timeout_seconds:.0f} s",
-                    hint="wait for it to end, or stop it; pipelines that share a spool must have different names",
+                    hint="wait for it to end, or stop it; pipelines that share a spool must have different "
+                    "names",
                 )
             time.sleep(0.1)
         yield
@@ -150,7 +152,11 @@ def build_session(
     if master is None and _GATEWAY not in os.environ:
         master = "local[*]"
     if master is not None and master.startswith("local"):
-        settings |= _LOCAL_CHECKPOINTS | _unix_sockets() | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings |= (
+            _LOCAL_CHECKPOINTS
+            | _unix_sockets()
+            | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        )
     if any("delta-spark" in package for package in packages):
         settings |= _DELTA_SETTINGS
     if packages:
@@ -159,10 +165,16 @@ def build_session(
         settings["spark.master"] = master
     given = conf or {}
     secrets = {name: value.reveal() for name, value in given.items() if isinstance(value, Secret)}
-    secrets |= {name: value for name, value in given.items() if isinstance(value, str) and _SECRET_NAME.search(name)}
-    settings |= {name: value for name, value in given.items() if isinstance(value, str) and name not in secrets}
+    secrets |= {
+        name: value for name, value in given.items() if isinstance(value, str) and _SECRET_NAME.search(name)
+    }
+    settings |= {
+        name: value for name, value in given.items() if isinstance(value, str) and name not in secrets
+    }
     if secrets:
-        settings.setdefault("spark.redaction.regex", "|".join([_SECRET_NAME.pattern, *map(re.escape, sorted(secrets))]))
+        settings.setdefault(
+            "spark.redaction.regex", "|".join([_SECRET_NAME.pattern, *map(re.escape, sorted(secrets))])
+        )
     builder = SparkSession.builder.appName(app_name)
     is_first = SparkContext._active_spark_context is None  # noqa: SLF001
     with _stderr_to(log):
@@ -199,7 +211,10 @@ def _unix_sockets() -> dict[str, str]:
     directory = user_temporary_directory()
     if directory is None or len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
         return {}
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(directory)}
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": str(directory),
+    }
 
 
 def _leave_out_checksums(session: SparkSession) -> None:
@@ -229,7 +244,9 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
             os.dup2(file.fileno(), 2)
         yield
     except Exception as error:
-        raise EnvironmentUnfitError(f"Spark did not start: {type(error).__name__}", hint=f"see {log}") from error
+        raise EnvironmentUnfitError(
+            f"Spark did not start: {type(error).__name__}", hint=f"see {log}"
+        ) from error
     finally:
         os.dup2(terminal, 2)
         os.close(terminal)

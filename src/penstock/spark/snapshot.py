@@ -90,7 +90,8 @@ class StreamSnapshot:
         found = self._known()
         if found is None or found.fence != fence:
             raise SpoolGapError(
-                f"the plan of the snapshot at {fence} is not in the spool at {self._settings.spool}, so it cannot be finished",
+                f"the plan of the snapshot at {fence} is not in the spool at {self._settings.spool}, so it "
+                "cannot be finished",
                 hint=NEW_QUERY,
             )
         return found
@@ -134,9 +135,13 @@ class StreamSnapshot:
     def _partition(self, plan: SnapshotPlan, step: Step, number: int, snapshot: str) -> ChunkPartition:
         template = self._chunks[step.heap.oid]
         conditions = [written_since(plan.horizon)] if step.is_second else []
-        chunk = replace(template, first=step.first, last=step.last, heap_bytes=step.heap_bytes).with_conditions(conditions)
+        chunk = replace(
+            template, first=step.first, last=step.last, heap_bytes=step.heap_bytes
+        ).with_conditions(conditions)
         reject_inexact = self._settings.types.rejects_inexact
-        return ChunkPartition(self._settings.address, snapshot, chunk, plan.fence.value, number, reject_inexact)
+        return ChunkPartition(
+            self._settings.address, snapshot, chunk, plan.fence.value, number, reject_inexact
+        )
 
     def _is_fit(self, plan: SnapshotPlan, done: int, upto: int | None) -> bool:
         """Whether the open snapshot can serve the next batch."""
@@ -160,15 +165,22 @@ class StreamSnapshot:
         steps = self._inspect_heaps()
         _log.warning(
             "snapshot planned again",
-            extra={"fence": str(plan.fence), "now": str(exported.fence), "steps_done": done, "steps": len(plan.steps)},
+            extra={
+                "fence": str(plan.fence),
+                "now": str(exported.fence),
+                "steps_done": done,
+                "steps": len(plan.steps),
+            },
         )
         keyless = {oid for oid, chunk in self._chunks.items() if not chunk.schema.key}
         for step in plan.steps[done:]:
             if step is not None and step.heap.oid in keyless:
                 raise TableWithoutKeyError(
-                    f"the snapshot of table {step.heap.table} was interrupted, and the table has no key by which duplicate rows "
+                    f"the snapshot of table {step.heap.table} was interrupted, and the table has no key by "
+                    "which duplicate rows "
                     "could be recognized",
-                    hint=f"{NEW_QUERY}, with maxBytesPerBatch at {plan.keyless_bytes * 2} and without maxRowsPerBatch, so that all tables "
+                    hint=f"{NEW_QUERY}, with maxBytesPerBatch at {plan.keyless_bytes * 2} and without "
+                    "maxRowsPerBatch, so that all tables "
                     "without a key are read in one batch",
                 )
         replanned = plan.replan(done, steps, keyless, upto=upto, now=exported.fence)
@@ -198,7 +210,11 @@ class StreamSnapshot:
         steps: dict[int, list[Step]] = {}
         with connect(self._settings.address) as connection:
             planned = chunk_tables(
-                connection, self._find_tables(connection), self._settings.types, self._settings.publication, self._request.chunk_bytes
+                connection,
+                self._find_tables(connection),
+                self._settings.types,
+                self._settings.publication,
+                self._request.chunk_bytes,
             )
         for table in planned:
             self._check_schema(table.schema)

@@ -43,7 +43,10 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Blocks `first` to `last` (exclusive; None: to the end) of one heap. `is_second`: only rows written since the fence."""
+    """Blocks `first` to `last` (exclusive; None: to the end) of one heap.
+
+    `is_second`: only rows written since the fence.
+    """
 
     heap: Heap
     first: int
@@ -78,7 +81,11 @@ class SnapshotPlan:
         Heaps without a key have separate batches, so that a change of another heap never causes such a batch
         to be repeated.
         """
-        limits = [limit for limit in (max_bytes, max_rows * ROW_BYTES if max_rows is not None else None) if limit is not None]
+        limits = [
+            limit
+            for limit in (max_bytes, max_rows * ROW_BYTES if max_rows is not None else None)
+            if limit is not None
+        ]
         limit, total = min(limits, default=None), 0
         end = self.keyless if done < self.keyless else len(self.steps)
         for number in range(done, end):
@@ -119,9 +126,17 @@ class SnapshotPlan:
         # A heap that was rewritten before, but not since, keeps its later steps.
         rewritten = {heap.oid for heap in gone} - {heap.oid for heap in known - gone}
         repeated = [None if step is None or step.heap in gone else step for step in self.steps[done:first]]
-        left = [step for step in self.steps[first:] if step is not None and not step.is_second and step.heap not in gone]
+        left = [
+            step
+            for step in self.steps[first:]
+            if step is not None and not step.is_second and step.heap not in gone
+        ]
         anew = [step for oid in sorted(rewritten) for step in heaps.get(oid, ())]
-        taken = [step for step in self.steps[:first] if step is not None and not step.is_second and step.heap not in gone]
+        taken = [
+            step
+            for step in self.steps[:first]
+            if step is not None and not step.is_second and step.heap not in gone
+        ]
         second = [replace(step, is_second=True) for step in taken if step.heap.oid not in keyless]
         steps = (*self.steps[:done], *repeated, *left, *anew, *second)
         void = (None,) * max(0, len(self.steps) - len(steps))
@@ -170,7 +185,8 @@ def load_plan(root: Path, consumer: str) -> SnapshotPlan | None:
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
-            f"snapshots/{path.name} is not a snapshot plan", hint="start a new query, with a new checkpoint and a new target"
+            f"snapshots/{path.name} is not a snapshot plan",
+            hint="start a new query, with a new checkpoint and a new target",
         ) from error
 
 
@@ -180,7 +196,9 @@ def _step_document(step: Step, place: int) -> list[Any]:
 
 def _parse_step(document: Sequence[Any], heaps: Sequence[Heap]) -> Step:
     place, first, last, heap_bytes, is_second = document
-    return Step(heaps[place], int(first), None if last is None else int(last), int(heap_bytes), bool(is_second))
+    return Step(
+        heaps[place], int(first), None if last is None else int(last), int(heap_bytes), bool(is_second)
+    )
 
 
 def _path(root: Path, consumer: str) -> Path:

@@ -19,7 +19,15 @@ from typing import Any, ClassVar
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.source_checks import check_continuity, load_memberships, save_memberships
-from penstock.errors import ConfigError, NoTablesError, PenstockError, SlotMissingError, SpoolFormatError, SystemChangedError, TableGapError
+from penstock.errors import (
+    ConfigError,
+    NoTablesError,
+    PenstockError,
+    SlotMissingError,
+    SpoolFormatError,
+    SystemChangedError,
+    TableGapError,
+)
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.connection import Connection, connect
@@ -56,7 +64,11 @@ class ChangeOffset:
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> ChangeOffset:
         chunk = document.get("chunk")
-        return cls(Position.parse(document["position"]), None if chunk is None else int(chunk), document.get("begins"))
+        return cls(
+            Position.parse(document["position"]),
+            None if chunk is None else int(chunk),
+            document.get("begins"),
+        )
 
     def to_document(self) -> dict[str, Any]:
         plain = {"position": str(self.position), "chunk": self.chunk, "begins": self.begins}
@@ -89,7 +101,12 @@ def ensure_source(request: SourceRequest) -> None:
         tables = [table.name for table in choose_tables(connection, request)]
     if slot is not None or load_identity(settings.spool) is None:
         ensure_capture(
-            settings.address, settings.slot, settings.publication, tables, failover=settings.failover, old_rows=settings.old_rows
+            settings.address,
+            settings.slot,
+            settings.publication,
+            tables,
+            failover=settings.failover,
+            old_rows=settings.old_rows,
         )
 
 
@@ -105,9 +122,11 @@ def check_owner(settings: CaptureSettings) -> bool:
         return False
     if (identity.slot, identity.publication) != (settings.slot, settings.publication):
         raise SpoolFormatError(
-            f"the spool at {settings.spool} has changes of slot {identity.slot}, publication {identity.publication}, "
+            f"the spool at {settings.spool} has changes of slot {identity.slot}, publication "
+            f"{identity.publication}, "
             f"not of {settings.slot}, {settings.publication}",
-            hint=f'to read it, add .option("slot", "{identity.slot}").option("publication", "{identity.publication}"); '
+            hint=f'to read it, add .option("slot", "{identity.slot}").option("publication", '
+            f'"{identity.publication}"); '
             'to capture with this query, use another spool: .option("spool", …)',
         )
     system = identify_system(settings.address).identifier
@@ -120,7 +139,8 @@ def check_owner(settings: CaptureSettings) -> bool:
     status = load_status(settings.spool) if is_spool_locked(settings.spool) else None
     if status is not None and status.numeric not in (None, settings.types.numeric):
         raise ConfigError(
-            f"the option 'numeric' is {settings.types.numeric}, and the capture into {settings.spool} writes {status.numeric}",
+            f"the option 'numeric' is {settings.types.numeric}, and the capture into {settings.spool} "
+            f"writes {status.numeric}",
             hint=f'.option("numeric", "{status.numeric}"), as in the query or process that captures',
         )
     return True
@@ -134,7 +154,9 @@ def with_query_hints(settings: CaptureSettings) -> Iterator[None]:
     except PenstockError as error:
         if error.hint is None or COPY_AGAIN not in error.hint:
             raise
-        words = f"drop slot {settings.slot} if it exists, remove the spool at {settings.spool}, and {NEW_QUERY}"
+        words = (
+            f"drop slot {settings.slot} if it exists, remove the spool at {settings.spool}, and {NEW_QUERY}"
+        )
         raise type(error)(error.message, hint=error.hint.replace(COPY_AGAIN, words)) from error
 
 
@@ -185,15 +207,24 @@ def check_start(settings: CaptureSettings, start: Position) -> None:
 def _no_tables(connection: Connection, request: SourceRequest, settings: CaptureSettings) -> NoTablesError:
     place = settings.address.describe()
     if request.choice.single is not None:
-        return NoTablesError(f"there is no table {request.choice.single} in {place}", hint="check the option 'table'; case counts")
+        return NoTablesError(
+            f"there is no table {request.choice.single} in {place}",
+            hint="check the option 'table'; case counts",
+        )
     if request.choice.patterns:
-        return NoTablesError(f"no table in {place} is one of {request.choice}", hint="check the option 'tables'; case counts")
+        return NoTablesError(
+            f"no table in {place} is one of {request.choice}", hint="check the option 'tables'; case counts"
+        )
     if inspect_publication(connection, settings.publication) is None:
         return NoTablesError(
-            f"neither table nor tables is given, and there is no publication {settings.publication} in {place}",
-            hint='add .option("table", "public.orders"), .option("tables", "public.*"), or the name of an existing publication',
+            f"neither table nor tables is given, and there is no publication {settings.publication} in "
+            f"{place}",
+            hint='add .option("table", "public.orders"), .option("tables", "public.*"), or the name of an '
+            "existing publication",
         )
-    return NoTablesError(f"the publication {settings.publication} in {place} has no table", hint="add tables to it")
+    return NoTablesError(
+        f"the publication {settings.publication} in {place} has no table", hint="add tables to it"
+    )
 
 
 CHECK_SECONDS = 30.0
@@ -224,13 +255,17 @@ class TableWatch:
             return
         self._due = time.monotonic() + self._check_seconds
         found = inspect_captured_tables(
-            self._settings.address, self._settings.publication, self._request.choice.selects, old_rows=self._settings.old_rows
+            self._settings.address,
+            self._settings.publication,
+            self._request.choice.selects,
+            old_rows=self._settings.old_rows,
         )
         recorded = load_memberships(self._settings.spool, self._request.consumer)
         interrupted = found.interruptions(recorded, must_be_captured=bool(self._request.choice.patterns))
         for name, reason in interrupted.items():
             raise TableGapError(
-                f"table {name} {reason}, so changes of it may be missing", hint=f"{NEW_QUERY}, and with startingPosition snapshot"
+                f"table {name} {reason}, so changes of it may be missing",
+                hint=f"{NEW_QUERY}, and with startingPosition snapshot",
             )
         known = {**found.members, **recorded}
         if known != recorded or not recorded:

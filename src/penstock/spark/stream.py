@@ -83,7 +83,8 @@ class ChangeStreamReader(SpoolStreamReader):
         if request.end is not None:
             self._end_at(request.end)
 
-    # Spark's API ------------------------------------------------------------------------------------------------------------
+    # Spark's API
+    # --------------------------------------------------------------------------------------------------------
 
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         with with_query_hints(self._request.capture()):
@@ -106,7 +107,9 @@ class ChangeStreamReader(SpoolStreamReader):
         position = position_of(super().latestOffset(start, limit))
         if position == reached.position:
             return reached.to_document()
-        return ChangeOffset(position, begins=declared.SLOT if reached == ChangeOffset.INITIAL else None).to_document()
+        return ChangeOffset(
+            position, begins=declared.SLOT if reached == ChangeOffset.INITIAL else None
+        ).to_document()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         first, last = ChangeOffset.parse(start), ChangeOffset.parse(end)
@@ -118,7 +121,9 @@ class ChangeStreamReader(SpoolStreamReader):
         with with_query_hints(self._request.capture()):
             return self._parts(start, end, first, last)
 
-    def _parts(self, start: Mapping[str, Any], end: Mapping[str, Any], first: ChangeOffset, last: ChangeOffset) -> Sequence[InputPartition]:
+    def _parts(
+        self, start: Mapping[str, Any], end: Mapping[str, Any], first: ChangeOffset, last: ChangeOffset
+    ) -> Sequence[InputPartition]:
         if first == ChangeOffset.INITIAL and self._begins(last) == declared.SLOT:
             return super().partitions(start, end)
         if first == ChangeOffset.INITIAL or first.chunk is not None:
@@ -178,7 +183,9 @@ class ChangeStreamReader(SpoolStreamReader):
         capture, _ = self._running(reached.position)
         capture.wait_until(Position.ZERO, 0.0)  # raises the capture's error, if it has ended
         plan = self._snapshots.plan(reached.position)
-        admission = Admission(None, None) if isinstance(limit, ReadAllAvailable) else self._request.snapshot_admission
+        admission = (
+            Admission(None, None) if isinstance(limit, ReadAllAvailable) else self._request.snapshot_admission
+        )
         upto = plan.admit(reached.chunk, admission.rows, admission.bytes)
         return ChangeOffset(reached.position, None if upto == len(plan.steps) else upto)
 
@@ -194,7 +201,9 @@ class ChangeStreamReader(SpoolStreamReader):
     def _snapshots(self) -> StreamSnapshot:
         if self._snapshot is None:
             request = self._request
-            self._snapshot = StreamSnapshot(request, lambda connection: choose_tables(connection, request), self._check_schema)
+            self._snapshot = StreamSnapshot(
+                request, lambda connection: choose_tables(connection, request), self._check_schema
+            )
         return self._snapshot
 
     def _check_ownership(self, settings: CaptureSettings) -> None:
@@ -225,7 +234,10 @@ class ChangeStreamReader(SpoolStreamReader):
             self._missing_since = None
         elif self._missing_since is None:
             self._missing_since = time.monotonic()
-            _log.warning("capture is not running", extra={"code": missing.code, "reason": missing.message, "fix": missing.hint})
+            _log.warning(
+                "capture is not running",
+                extra={"code": missing.code, "reason": missing.message, "fix": missing.hint},
+            )
         elif self._goal is not None and time.monotonic() - self._missing_since > _PATIENCE_SECONDS:
             raise missing
 
@@ -243,7 +255,9 @@ class ChangeStreamReader(SpoolStreamReader):
         release(self._request.capture().spool, self._request.consumer, self._safe(position))
 
     def _safe(self, position: Position) -> Position:
-        """A position given by a user may be inside a commit record, and confirming it would lose that commit."""
+        """A position given by a user may be inside a commit record, and confirming it would lose that
+        commit.
+        """
         return Position.ZERO if position == self._given else position
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
@@ -251,11 +265,18 @@ class ChangeStreamReader(SpoolStreamReader):
         earlier query of the same consumer.
         """
         begin = super()._first(spool, reached)
-        return begin if reached > Position.ZERO else max(begin, release(spool.root, self._request.consumer, Position.ZERO))
+        return (
+            begin
+            if reached > Position.ZERO
+            else max(begin, release(spool.root, self._request.consumer, Position.ZERO))
+        )
 
     def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
         if start >= end:
-            raise SpoolGapError(f"the batch up to {end} cannot be repeated: its remaining changes begin at {start}", hint=NEW_QUERY)
+            raise SpoolGapError(
+                f"the batch up to {end} cannot be repeated: its remaining changes begin at {start}",
+                hint=NEW_QUERY,
+            )
         found: list[InputPartition] = []
         capture = self._request.capture()
         for table, changes in spool.read(start, end).tables.items():

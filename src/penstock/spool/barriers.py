@@ -1,17 +1,18 @@
 """Barriers: requests to a running pipeline to end an epoch at a given position.
 
-`verify` holds a snapshot of the source, exact at a position, and compares it with the targets as of that position. The server names the
-position only after the snapshot; under load the pipeline would already be past it. So a barrier has two phases:
+`verify` holds a snapshot of the source, exact at a position, and compares it with the targets as of that
+position. The server names the position only after the snapshot; under load the pipeline would already be past
+it. So a barrier has two phases:
 
 - Announced: the position will be later than `after`. Readers end no batch beyond `after`.
 - Placed: the `position` is known. A batch that would pass it ends there.
 
-A reader checks for barriers after it has planned a batch. If it finds none, the server had written everything in the plan before the
-barrier was announced, so the barrier's position is later than the plan. If it finds one, it shortens the plan. So no batch passes a
-barrier, whatever the load.
+A reader checks for barriers after it has planned a batch. If it finds none, the server had written everything
+in the plan before the barrier was announced, so the barrier's position is later than the plan. If it finds
+one, it shortens the plan. So no batch passes a barrier, whatever the load.
 
-The owner renews its lease by a counter, the beat. If the beat has not changed for `LEASE_SECONDS` by the reader's clock, the owner is dead,
-and the reader deletes the file.
+The owner renews its lease by a counter, the beat. If the beat has not changed for `LEASE_SECONDS` by the
+reader's clock, the owner is dead, and the reader deletes the file.
 """
 
 from __future__ import annotations
@@ -51,11 +52,16 @@ class Barrier:
         if planned <= self.after:
             return planned
         # `after` may be any address, also inside a commit record. Ends of segments are positions.
-        return max((segment.end for segment in spool.segments() if start < segment.end <= self.after), default=start)
+        return max(
+            (segment.end for segment in spool.segments() if start < segment.end <= self.after), default=start
+        )
 
 
 class BarrierRequest:
-    """The owner's side of a barrier: a context manager whose file exists for the block. A daemon thread increases the beat."""
+    """The owner's side of a barrier: a context manager whose file exists for the block.
+
+    A daemon thread increases the beat.
+    """
 
     def __init__(self, directory: Path, after: Position, *, beat_seconds: float = _BEAT_SECONDS) -> None:
         self._directory = directory
@@ -80,7 +86,9 @@ class BarrierRequest:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join()
         storage.delete(self._path)
@@ -108,7 +116,13 @@ class BarrierRequest:
 class BarrierWatch:
     """The reader's side of barriers. Without barriers a check costs one directory listing."""
 
-    def __init__(self, directory: Path, *, lease_seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._directory = directory
         self._lease_seconds = lease_seconds
         self._clock = clock
@@ -137,7 +151,10 @@ class BarrierWatch:
 
 
 def _load(path: Path) -> Barrier | None:
-    """Load a barrier; None if it was just deleted. Foreign or damaged files are ignored, so that they cannot stop a pipeline."""
+    """Load a barrier; None if it was just deleted.
+
+    Foreign or damaged files are ignored, so that they cannot stop a pipeline.
+    """
     data = storage.read(path) if path.suffix == ".json" else None
     try:
         document = json.loads(data or b"null")

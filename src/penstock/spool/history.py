@@ -1,14 +1,14 @@
 """Schema history: the schema versions of each table, and the position from which each version holds.
 
-Manifests contain the schemas of their own segment and are deleted with it. The history outlives them: by OID, it keeps the versions that a
-consumer may still read, and always the current one. The writer adds a version before it seals the first segment that uses it, so every
-schema in a segment is also in the history.
+Manifests contain the schemas of their own segment and are deleted with it. The history outlives them: by OID,
+it keeps the versions that a consumer may still read, and always the current one. The writer adds a version
+before it seals the first segment that uses it, so every schema in a segment is also in the history.
 
-A version holds from the first transaction with a change under it. Several versions in one transaction have the same position and keep
-their order.
+A version holds from the first transaction with a change under it. Several versions in one transaction have
+the same position and keep their order.
 
-The file has one line per version and is append-only. An incomplete last line is left by a crash and ignored. The writer rewrites the file
-without unneeded versions when it starts, and when the file has doubled.
+The file has one line per version and is append-only. An incomplete last line is left by a crash and ignored.
+The writer rewrites the file without unneeded versions when it starts, and when the file has doubled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class SchemaHistory:
-    """The ordered versions of every table, by OID. Immutable: `recorded` and `pruned` return a new history."""
+    """The ordered versions of every table, by OID.
+
+    Immutable: `recorded` and `pruned` return a new history.
+    """
 
     tables: Mapping[int, tuple[SchemaVersion, ...]] = field(default_factory=dict)
 
@@ -61,14 +64,18 @@ class SchemaHistory:
                 version = _parse_version(json.loads(line))
                 tables.setdefault(version.schema.oid, []).append(version)
         except (KeyError, TypeError, ValueError) as error:
-            raise SpoolCorruptError(f"{_WHERE} is not a history of schemas", hint="restore the file, or delete the spool") from error
+            raise SpoolCorruptError(
+                f"{_WHERE} is not a history of schemas", hint="restore the file, or delete the spool"
+            ) from error
         return cls({oid: tuple(versions) for oid, versions in tables.items()})
 
     def versions(self, oid: int) -> tuple[SchemaVersion, ...]:
         return self.tables.get(oid, ())
 
     def at(self, oid: int, position: Position) -> TableSchema | None:
-        """The schema at the end of the transaction at `position`; None if the table had no change up to there."""
+        """The schema at the end of the transaction at `position`; None if the table had no change up to
+        there.
+        """
         versions = self.versions(oid)
         found = bisect_right(versions, position, key=lambda version: version.position)
         return versions[found - 1].schema if found else None
@@ -78,7 +85,10 @@ class SchemaHistory:
         return versions[-1].schema if versions else None
 
     def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
-        """The keys, by OID, of tables with changes up to `position`. Later versions may be left by a crash before a seal."""
+        """The keys, by OID, of tables with changes up to `position`.
+
+        Later versions may be left by a crash before a seal.
+        """
         schemas = {oid: self.at(oid, position) for oid in self.tables}
         return {oid: schema.key for oid, schema in schemas.items() if schema is not None}
 
@@ -98,7 +108,9 @@ class SchemaHistory:
         return SchemaHistory({**self.tables, **tables}) if tables else self
 
     def pruned(self, upto: Position) -> SchemaHistory:
-        """Drop versions that hold only up to `upto`, and tables whose name has belonged to another table since before `upto`."""
+        """Drop versions that hold only up to `upto`, and tables whose name has belonged to another table
+        since before `upto`.
+        """
         taken: dict[TableName, Position] = {}
         for versions in self.tables.values():
             name = versions[-1].schema.name
@@ -107,7 +119,8 @@ class SchemaHistory:
             {
                 oid: _needed(versions, upto)
                 for oid, versions in self.tables.items()
-                if taken[versions[-1].schema.name] > upto or taken[versions[-1].schema.name] == _named_at(versions)
+                if taken[versions[-1].schema.name] > upto
+                or taken[versions[-1].schema.name] == _named_at(versions)
             }
         )
 
@@ -143,7 +156,9 @@ class HistoryRecorder:
         data = storage.read(SpoolLayout(root).history)
         self._exists = data is not None
         self._rewrite_size = 2 * self._history.size + _SPARE_LINES
-        if data is not None and (not data.endswith(b"\n") or self._pruned(self._history).size < self._history.size):
+        if data is not None and (
+            not data.endswith(b"\n") or self._pruned(self._history).size < self._history.size
+        ):
             self._rewrite(self._history)
 
     def record(self, changes: Iterable[SchemaVersion]) -> None:
@@ -183,7 +198,9 @@ def _by_table(changes: Iterable[SchemaVersion]) -> dict[int, dict[Position, list
     return tables
 
 
-def _merged(versions: tuple[SchemaVersion, ...], position: Position, schemas: list[TableSchema]) -> tuple[SchemaVersion, ...]:
+def _merged(
+    versions: tuple[SchemaVersion, ...], position: Position, schemas: list[TableSchema]
+) -> tuple[SchemaVersion, ...]:
     """`versions` with those at `position` replaced by `schemas`, without repetitions."""
     before = [version for version in versions if version.position < position]
     after = [version for version in versions if version.position > position]

@@ -14,12 +14,12 @@ tables/<name>.json      how each table of that consumer was first added to the p
 records.json            acknowledged position of a record source
 ```
 
-The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
-`columns` as in a manifest. The versions of a table are in order.
+The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and
+`table`, `oid`, `key` and `columns` as in a manifest. The versions of a table are in order.
 
-A manifest covers the range `(start, end]` of the log: every transaction that committed there, and no other. It contains the schema of each
-table as of that range, so readers need neither the catalog nor a Parquet footer. A segment without files is empty: no captured table
-changed in its range.
+A manifest covers the range `(start, end]` of the log: every transaction that committed there, and no other.
+It contains the schema of each table as of that range, so readers need neither the catalog nor a Parquet
+footer. A segment without files is empty: no captured table changed in its range.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def consumer_name(file_name: str) -> str | None:
 
 
 def change_file_name(start: Position, index: int, table: TableName) -> str:
-    """The name of a Parquet file in a segment. It contains the start, so that a re-captured segment has other file names.
+    """The name of a Parquet file in a segment.
+
+    It contains the start, so that a re-captured segment has other file names.
 
     It does not begin with `_` or `.`, which Spark treats as hidden, and contains no glob characters.
     """
@@ -128,7 +130,10 @@ def change_file_name(start: Position, index: int, table: TableName) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """One Parquet file: changes of one table under one version of its schema, in order. `path` is relative to the segment."""
+    """One Parquet file: changes of one table under one version of its schema, in order.
+
+    `path` is relative to the segment.
+    """
 
     schema: TableSchema
     path: str
@@ -138,10 +143,15 @@ class SegmentFile:
     min_position: Position
     max_position: Position
     commit_version: Position | None = None
-    """Position of the transaction whose rows were written before it committed; the column in the rows is null."""
+    """Position of the transaction whose rows were written before it committed; the column in the rows is
+    null.
+    """
     commit_timestamp: datetime | None = None
     xid: int | None = None
-    """Top-level xid of that transaction; the column in the rows may hold subtransactions. None in spools of format 1."""
+    """Top-level xid of that transaction; the column in the rows may hold subtransactions.
+
+    None in spools of format 1.
+    """
     is_old: bool = False
     """Whether the file has only old rows of updates (`update_preimage`)."""
 
@@ -166,8 +176,8 @@ class Manifest:
     messages: tuple[LogicalMessage, ...] = ()
     """Logical messages in log order, each in one segment only.
 
-    A non-transactional message belongs to the segment with `start <= lsn < end`, because a server that starts at a position sends the
-    messages at or after it.
+    A non-transactional message belongs to the segment with `start <= lsn < end`, because a server that starts
+    at a position sends the messages at or after it.
     """
 
     @property
@@ -206,7 +216,8 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
-            f"{where} is not a manifest", hint="delete the spool; changes that the targets lack are captured again"
+            f"{where} is not a manifest",
+            hint="delete the spool; changes that the targets lack are captured again",
         ) from error
 
 
@@ -217,7 +228,9 @@ def parse_document(data: bytes, *, where: str) -> dict[str, Any]:
         written = document["format"]
         newer = written > FORMAT
     except (ValueError, KeyError, TypeError) as error:
-        raise SpoolCorruptError(f"{where} is not a document of the spool", hint="restore the file, or delete the spool") from error
+        raise SpoolCorruptError(
+            f"{where} is not a document of the spool", hint="restore the file, or delete the spool"
+        ) from error
     if newer:
         raise SpoolFormatError(
             f"{where} has format {written}; this version of penstock reads up to {FORMAT}",
@@ -245,17 +258,36 @@ def schema_document(schema: TableSchema) -> dict[str, object]:
 
 
 def parse_schema(document: dict[str, Any]) -> TableSchema:
-    """Parse a schema. Equal documents give the same object, because thousands of manifests repeat a schema."""
+    """Parse a schema.
+
+    Equal documents give the same object, because thousands of manifests repeat a schema.
+    """
     columns = tuple(
-        (column["name"], column["arrow_type"], column["type_oid"], column["type_modifier"], column.get("reader", ""))
+        (
+            column["name"],
+            column["arrow_type"],
+            column["type_oid"],
+            column["type_modifier"],
+            column.get("reader", ""),
+        )
         for column in document["columns"]
     )
-    return _shared_schema(document["oid"], document["table"]["schema"], document["table"]["name"], columns, tuple(document["key"]))
+    return _shared_schema(
+        document["oid"],
+        document["table"]["schema"],
+        document["table"]["name"],
+        columns,
+        tuple(document["key"]),
+    )
 
 
 @lru_cache(maxsize=16384)
 def _shared_schema(
-    oid: int, schema: str, name: str, columns: tuple[tuple[str, str, int, int, str], ...], key: tuple[str, ...]
+    oid: int,
+    schema: str,
+    name: str,
+    columns: tuple[tuple[str, str, int, int, str], ...],
+    key: tuple[str, ...],
 ) -> TableSchema:
     return TableSchema(
         oid,
@@ -285,7 +317,10 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
 
 
 def _counts_document(counts: ChangeCounts) -> dict[str, int]:
-    """Omit `unidentified` if it is 0. Older versions fail on the unknown field, as they must: they would apply such rows."""
+    """Omit `unidentified` if it is 0.
+
+    Older versions fail on the unknown field, as they must: they would apply such rows.
+    """
     document = asdict(counts)
     if not counts.unidentified:
         del document["unidentified"]

@@ -1,14 +1,17 @@
-"""Rows of transactions that are too large to buffer until they commit, written to `open/<xid>/` as they arrive.
+"""Rows of transactions that are too large to buffer until they commit, written to `open/<xid>/` as they
+arrive.
 
-Files are uncompressed, because the JVM reads that fastest. Only the change type, with its five values, has a dictionary, which saves ten
-bytes per row for the same CPU. The Arrow schema is always `change_schema(table)`, so files of one schema version can be read together.
+Files are uncompressed, because the JVM reads that fastest. Only the change type, with its five values, has a
+dictionary, which saves ten bytes per row for the same CPU. The Arrow schema is always `change_schema(table)`,
+so files of one schema version can be read together.
 
-Memory is bounded for any number of transactions and tables. Rows are buffered up to a row group, at most `buffer_bytes` for all files. At
-most `max_files` files are open; beyond that, the least recently written file is finished, and its table continues in another file. The
-files need not survive a crash: the server sends an uncommitted transaction again.
+Memory is bounded for any number of transactions and tables. Rows are buffered up to a row group, at most
+`buffer_bytes` for all files. At most `max_files` files are open; beyond that, the least recently written file
+is finished, and its table continues in another file. The files need not survive a crash: the server sends an
+uncommitted transaction again.
 
-A rolled back transaction is deleted at once. For a rolled back subtransaction, only its xid is kept (four bytes). At the commit, files that
-contain rows of it are rewritten without them, one row group at a time.
+A rolled back transaction is deleted at once. For a rolled back subtransaction, only its xid is kept (four
+bytes). At the commit, files that contain rows of it are rewritten without them, one row group at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ ROW_GROUP_ROWS = 1 << 20
 
 
 class ChangeFile:
-    """A Parquet file of changes. `finish` returns its size. It is not durable: sealing the segment syncs it."""
+    """A Parquet file of changes.
+
+    `finish` returns its size. It is not durable: sealing the segment syncs it.
+    """
 
     def __init__(self, path: Path, table: TableSchema) -> None:
         self.path = path
@@ -57,7 +63,12 @@ class ChangeFile:
         self._schema = change_schema(table)
         self._sink = storage.open_new(path)
         self._writer = pq.ParquetWriter(
-            self._sink, self._schema, compression="none", use_dictionary=[CHANGE_TYPE], write_statistics=True, version="2.6"
+            self._sink,
+            self._schema,
+            compression="none",
+            use_dictionary=[CHANGE_TYPE],
+            write_statistics=True,
+            version="2.6",
         )
 
     def write(self, batches: Sequence[ChangeBatch]) -> None:
@@ -86,7 +97,13 @@ def check_batch(batch: ChangeBatch) -> None:
         raise SpoolError(f"a batch of {batch.table.name} does not have the columns of its table")
 
 
-_COUNTED = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.UPDATE_PREIMAGE)
+_COUNTED = (
+    ChangeType.INSERT,
+    ChangeType.UPDATE_POSTIMAGE,
+    ChangeType.DELETE,
+    ChangeType.TRUNCATE,
+    ChangeType.UPDATE_PREIMAGE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +116,16 @@ class PrunedFile:
     counts: ChangeCounts
 
 
-def prune(path: Path, table: TableSchema, counts: ChangeCounts, aborted: npt.NDArray[np.int64]) -> PrunedFile | None:
-    """Rewrite a file under another name without the rows of the subtransactions `aborted`. None if it has no such row.
+def prune(
+    path: Path, table: TableSchema, counts: ChangeCounts, aborted: npt.NDArray[np.int64]
+) -> PrunedFile | None:
+    """Rewrite a file under another name without the rows of the subtransactions `aborted`.
 
-    `aborted` is sorted. `counts` are those of the whole file. The new counts of moved rows and unreadable texts are upper bounds, because
-    the remaining rows do not show which deletes and inserts were moves, and which nulls were unreadable texts.
+    None if it has no such row.
+
+    `aborted` is sorted. `counts` are those of the whole file. The new counts of moved rows and unreadable
+    texts are upper bounds, because the remaining rows do not show which deletes and inserts were moves, and
+    which nulls were unreadable texts.
     """
     with pq.ParquetFile(path) as file:
         groups = range(file.num_row_groups)
@@ -123,7 +145,13 @@ def _are_in(xids: pa.ChunkedArray, aborted: npt.NDArray[np.int64]) -> npt.NDArra
     return found
 
 
-def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path, table: TableSchema, whole: ChangeCounts) -> PrunedFile:
+def _copy(
+    file: pq.ParquetFile,
+    kept: list[npt.NDArray[np.bool_]],
+    target: Path,
+    table: TableSchema,
+    whole: ChangeCounts,
+) -> PrunedFile:
     copy: ChangeFile | None = None
     for group, mask in enumerate(kept):
         if mask.any():
@@ -135,19 +163,30 @@ def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path,
     size_bytes = copy.finish()
     moves = min(whole.moves, copy.counts.inserts, copy.counts.deletes)
     return PrunedFile(
-        target, copy.rows, size_bytes, replace(copy.counts, moves=moves, unreadable=whole.unreadable, unidentified=whole.unidentified)
+        target,
+        copy.rows,
+        size_bytes,
+        replace(copy.counts, moves=moves, unreadable=whole.unreadable, unidentified=whole.unidentified),
     )
 
 
 def _batch(table: TableSchema, rows: pa.RecordBatch) -> ChangeBatch:
-    return ChangeBatch(table, pa.RecordBatch.from_arrays(rows.columns, schema=change_schema(table)), _count(table, rows))
+    return ChangeBatch(
+        table, pa.RecordBatch.from_arrays(rows.columns, schema=change_schema(table)), _count(table, rows)
+    )
 
 
 def _count(table: TableSchema, rows: pa.RecordBatch) -> ChangeCounts:
     kinds = rows.column(metadata_index(table, CHANGE_TYPE))
-    inserts, updates, deletes, truncates, old = (pc.sum(pc.equal(kinds, str(kind))).as_py() for kind in _COUNTED)
-    unchanged, inexact = (rows.num_rows - rows.column(metadata_index(table, name)).null_count for name in (UNCHANGED, EXACT))
-    return ChangeCounts(inserts, updates, deletes, truncates, unchanged=unchanged, inexact=inexact, preimages=old)
+    inserts, updates, deletes, truncates, old = (
+        pc.sum(pc.equal(kinds, str(kind))).as_py() for kind in _COUNTED
+    )
+    unchanged, inexact = (
+        rows.num_rows - rows.column(metadata_index(table, name)).null_count for name in (UNCHANGED, EXACT)
+    )
+    return ChangeCounts(
+        inserts, updates, deletes, truncates, unchanged=unchanged, inexact=inexact, preimages=old
+    )
 
 
 _log = logging.getLogger(__name__)
@@ -242,7 +281,10 @@ class OpenPieces:
         self._forget(xid)
         return CommittedPieces(
             tuple(file for file in transaction.files if file.rows),
-            (*(message for message in transaction.messages if message.xid not in rolled_back), *transaction.dropped.values()),
+            (
+                *(message for message in transaction.messages if message.xid not in rolled_back),
+                *transaction.dropped.values(),
+            ),
         )
 
     def discard(self, xid: int) -> None:
@@ -265,8 +307,13 @@ class OpenPieces:
         if transaction is not None:
             self._message_bytes -= sum(map(_message_size, transaction.messages))
 
-    def _add_messages(self, xid: int, transaction: _Transaction, messages: tuple[LogicalMessage, ...]) -> None:
-        """Any role may emit any number of messages. Those beyond the limit are dropped and replaced by an empty one per prefix."""
+    def _add_messages(
+        self, xid: int, transaction: _Transaction, messages: tuple[LogicalMessage, ...]
+    ) -> None:
+        """Any role may emit any number of messages.
+
+        Those beyond the limit are dropped and replaced by an empty one per prefix.
+        """
         for message in messages:
             size = _message_size(message)
             if self._message_bytes + size <= MAX_MESSAGE_BYTES:
@@ -274,7 +321,9 @@ class OpenPieces:
                 self._message_bytes += size
             else:
                 if not transaction.dropped:
-                    _log.warning("logical messages dropped", extra={"xid": xid, "limit_bytes": MAX_MESSAGE_BYTES})
+                    _log.warning(
+                        "logical messages dropped", extra={"xid": xid, "limit_bytes": MAX_MESSAGE_BYTES}
+                    )
                 # With the top-level xid: there may be as many savepoints as messages.
                 transaction.dropped.setdefault(message.prefix, replace(message, content=b"", xid=xid))
 
@@ -286,13 +335,17 @@ class OpenPieces:
             if not transaction.files:
                 storage.delete_tree(directory)
                 storage.ensure_directory(directory)
-            file = PieceFile(directory / f"{len(transaction.files):06d}.parquet", table, [], is_old=batch.is_old)
+            file = PieceFile(
+                directory / f"{len(transaction.files):06d}.parquet", table, [], is_old=batch.is_old
+            )
             transaction.files.append(file)
             transaction.latest[key] = file
         return file
 
     def _write_all(self) -> None:
-        for file in [file for transaction in self._transactions.values() for file in transaction.files if file.buffered]:
+        for file in [
+            file for transaction in self._transactions.values() for file in transaction.files if file.buffered
+        ]:
             self._write(file)
 
     def _write(self, file: PieceFile) -> None:

@@ -1,6 +1,7 @@
 """Ownership of a spool: the slot and database system it belongs to, and the locks of its writer and readers.
 
-A spool belongs to one slot of one database system until it is deleted. It has one writer, and one reader per consumer name.
+A spool belongs to one slot of one database system until it is deleted. It has one writer, and one reader per
+consumer name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing_extensions import override
 
 from penstock import storage
-from penstock.errors import ConsumerBusyError, LockWaitError, PenstockError, SpoolCorruptError, SpoolFormatError, SpoolLockedError
+from penstock.errors import (
+    ConsumerBusyError,
+    LockWaitError,
+    PenstockError,
+    SpoolCorruptError,
+    SpoolFormatError,
+    SpoolLockedError,
+)
 from penstock.spool.manifest import FORMAT, SpoolLayout, parse_document
 from penstock.storage.locks import FileLock, is_file_lock_held
 
@@ -40,15 +48,16 @@ def load_identity(root: Path) -> CaptureIdentity | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
-            "capture.json does not name the slot and the database system", hint="restore the file, or delete the spool"
+            "capture.json does not name the slot and the database system",
+            hint="restore the file, or delete the spool",
         ) from error
 
 
 def ensure_identity(root: Path, identity: CaptureIdentity) -> None:
     """Assign a new spool to this capture. Raises SpoolFormatError if it belongs to another one.
 
-    The caller holds the lock, and has not opened a writer. A new timeline of the same system is recorded; the caller has checked that the
-    log continues there.
+    The caller holds the lock, and has not opened a writer. A new timeline of the same system is recorded; the
+    caller has checked that the log continues there.
     """
     found = load_identity(root)
     if found == identity:
@@ -56,7 +65,8 @@ def ensure_identity(root: Path, identity: CaptureIdentity) -> None:
     if found is not None and replace(found, timeline=identity.timeline) != identity:
         raise SpoolFormatError(
             f"the spool at {root} was captured for another source: {_difference(found, identity)}",
-            hint="choose another spool for this capture, or delete that directory if its changes are no longer needed",
+            hint="choose another spool for this capture, or delete that directory if its changes are no "
+            "longer needed",
         )
     if found is None and storage.list_directories(SpoolLayout(root).segments):
         raise SpoolFormatError(
@@ -67,7 +77,11 @@ def ensure_identity(root: Path, identity: CaptureIdentity) -> None:
 
 
 def _difference(found: CaptureIdentity, wanted: CaptureIdentity) -> str:
-    names = [each.name for each in fields(CaptureIdentity) if getattr(found, each.name) != getattr(wanted, each.name)]
+    names = [
+        each.name
+        for each in fields(CaptureIdentity)
+        if getattr(found, each.name) != getattr(wanted, each.name)
+    ]
     return ", ".join(f"{name} is {getattr(found, name)}, not {getattr(wanted, name)}" for name in names)
 
 
@@ -81,13 +95,17 @@ class SpoolLock(FileLock):
 
     def __init__(self, root: Path) -> None:
         hint = "stop the other capture, or choose another spool for this one"
-        super().__init__(SpoolLayout(root).lock, lambda holder: SpoolLockedError(f"process {holder} writes to the spool", hint=hint))
+        super().__init__(
+            SpoolLayout(root).lock,
+            lambda holder: SpoolLockedError(f"process {holder} writes to the spool", hint=hint),
+        )
 
 
 class ConsumerLock(FileLock):
     """The lock of the reader with one consumer name.
 
-    A pipeline locks the same file in its JVM, which uses POSIX record locks, so both kinds of lock are acquired here.
+    A pipeline locks the same file in its JVM, which uses POSIX record locks, so both kinds of lock are
+    acquired here.
     """
 
     def __init__(self, root: Path, consumer: str) -> None:
@@ -111,5 +129,6 @@ class PollLock(FileLock):
 
     def __init__(self, root: Path) -> None:
         super().__init__(
-            SpoolLayout(root).moment_lock, lambda holder: LockWaitError(f"process {holder} assigns a position to a poll of the source")
+            SpoolLayout(root).moment_lock,
+            lambda holder: LockWaitError(f"process {holder} assigns a position to a poll of the source"),
         )

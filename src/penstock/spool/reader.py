@@ -2,12 +2,12 @@
 
 Each change is returned exactly once. `SpoolRange` lists the file slices of a range by table.
 
-Segments may overlap if a range was captured again with other boundaries. They hold the same transactions, so either may be used. A file
-that extends beyond the wanted range has a filter.
+Segments may overlap if a range was captured again with other boundaries. They hold the same transactions, so
+either may be used. A file that extends beyond the wanted range has a filter.
 
-Any number of readers may run, in any process, while the writer and retention run. A refresh costs one directory listing; only new
-manifests are parsed. Segments may disappear, and the spool may be deleted and captured again, at any time, so manifests are checked before
-their files are used.
+Any number of readers may run, in any process, while the writer and retention run. A refresh costs one
+directory listing; only new manifests are parsed. Segments may disappear, and the spool may be deleted and
+captured again, at any time, so manifests are checked before their files are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolGapError
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.spool.manifest import MANIFEST, Manifest, SegmentFile, SpoolLayout, parse_manifest, parse_segment_name
+from penstock.spool.manifest import (
+    MANIFEST,
+    Manifest,
+    SegmentFile,
+    SpoolLayout,
+    parse_manifest,
+    parse_segment_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,10 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True)
 class TableRange:
-    """Changes of one table name. After a rename or re-creation, its files may differ in `oid` and `schema`."""
+    """Changes of one table name.
+
+    After a rename or re-creation, its files may differ in `oid` and `schema`.
+    """
 
     table: TableName
     slices: tuple[FileSlice, ...]
@@ -62,7 +72,10 @@ class TableRange:
 
     @property
     def with_old(self) -> tuple[FileSlice, ...]:
-        """All slices; old rows follow the changes of the same schema. The order of rows is given by their columns only."""
+        """All slices; old rows follow the changes of the same schema.
+
+        The order of rows is given by their columns only.
+        """
         found: list[FileSlice] = []
         waiting = list(self.old)
         for schema, slices in groupby(self.slices, lambda each: each.file.schema):
@@ -77,7 +90,9 @@ class SpoolRange:
     end: Position
     tables: dict[TableName, TableRange]
     commit_time: datetime | None
-    """Commit time of the last transaction in the segments that are entirely in the range; None if there is none."""
+    """Commit time of the last transaction in the segments that are entirely in the range; None if there is
+    none.
+    """
     messages: tuple[LogicalMessage, ...] = ()
     """Logical messages in log order, each once."""
 
@@ -104,7 +119,8 @@ class Coverage:
             if segment.end.value > reached:
                 reached = segment.end.value
                 self._segments.append(segment)
-        # Starts and ends are both ascending now: of the segments that start at or before a position, the last one ends last.
+        # Starts and ends are both ascending now: of the segments that start at or before a position, the last
+        # one ends last.
         self._starts = [segment.start.value for segment in self._segments]
 
     @property
@@ -223,7 +239,10 @@ class SpoolReader:
         return None if start is None or end is None else (start, end)
 
     def read(self, start: Position, end: Position) -> SpoolRange:
-        """The changes in `(start, end]`, each once. Raises SpoolGapError if the spool does not cover that range."""
+        """The changes in `(start, end]`, each once.
+
+        Raises SpoolGapError if the spool does not cover that range.
+        """
         self.refresh()
         extents = self._cover(start, end)
         while not self._are_current(extents):
@@ -232,11 +251,18 @@ class SpoolReader:
         return slice_range(self._layout, start, end, extents)
 
     def limit(
-        self, start: Position, *, max_rows: int | None = None, max_bytes: int | None = None, max_transactions: int | None = None
+        self,
+        start: Position,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        max_transactions: int | None = None,
     ) -> Position:
-        """The last segment end after `start` up to which all counts are within their limits; at least one segment.
+        """The last segment end after `start` up to which all counts are within their limits; at least one
+        segment.
 
-        Returns `start` if there is nothing after it. Raises SpoolGapError if there is a hole right after `start`.
+        Returns `start` if there is nothing after it. Raises SpoolGapError if there is a hole right after
+        `start`.
         """
         end = self.end
         if end is None or end <= start:
@@ -266,14 +292,17 @@ class SpoolReader:
         is_changed = is_changed or len(known) != len(self._known)
         self._known, self._is_stale = known, False
         if is_changed:
-            self._segments = tuple(sorted((each.manifest for each in known.values()), key=lambda manifest: manifest.end.value))
+            self._segments = tuple(
+                sorted((each.manifest for each in known.values()), key=lambda manifest: manifest.end.value)
+            )
             self._coverage = Coverage(self._segments)
 
     def _cover(self, start: Position, end: Position) -> list[Extent]:
         try:
             return self._coverage.cover(start, end)
         except SpoolGapError:
-            # A segment may have been replaced by one with an earlier start without a change of its inode: load every manifest again.
+            # A segment may have been replaced by one with an earlier start without a change of its inode:
+            # load every manifest again.
             self._known, self._is_stale = {}, True
             self.refresh()
             return self._coverage.cover(start, end)

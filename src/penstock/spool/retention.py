@@ -2,15 +2,15 @@
 
 A segment may be deleted when every consumer has released it. A spool without consumers keeps everything.
 
-Each consumer writes its own file. Its first release creates the file, with the position from which it needs changes, before it reads
-anything and before the fence of a snapshot whose changes it will need. The capture may run at the same time: each update is one rename, so
-a consumer never disappears for a moment.
+Each consumer writes its own file. Its first release creates the file, with the position from which it needs
+changes, before it reads anything and before the fence of a snapshot whose changes it will need. The capture
+may run at the same time: each update is one rename, so a consumer never disappears for a moment.
 
-To delete a segment, its manifest is renamed to a tombstone, which hides it from every reader; then its files are removed. The next writer
-removes the rest after a crash, like any directory without a manifest.
+To delete a segment, its manifest is renamed to a tombstone, which hides it from every reader; then its files
+are removed. The next writer removes the rest after a crash, like any directory without a manifest.
 
-Only the writer adds and deletes segments. It lists the directory when it starts and then counts, so an idle capture lists no directory. It
-scans again periodically, in case the spool was deleted by hand.
+Only the writer adds and deletes segments. It lists the directory when it starts and then counts, so an idle
+capture lists no directory. It scans again periodically, in case the spool was deleted by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from pathlib import Path
 from penstock import storage
 from penstock.errors import SpoolCorruptError
 from penstock.position import Position
-from penstock.spool.manifest import FORMAT, MANIFEST, TOMBSTONE, Manifest, SpoolLayout, consumer_name, parse_document
+from penstock.spool.manifest import (
+    FORMAT,
+    MANIFEST,
+    TOMBSTONE,
+    Manifest,
+    SpoolLayout,
+    consumer_name,
+    parse_document,
+)
 from penstock.spool.reader import SpoolReader
 
 
@@ -51,7 +59,9 @@ def release(root: Path, consumer: str, position: Position) -> Position:
 
 
 def set_released(root: Path, consumer: str, position: Position) -> Position:
-    """Set the released position, also to an earlier one: the consumer's target may have been restored from a backup."""
+    """Set the released position, also to an earlier one: the consumer's target may have been restored from a
+    backup.
+    """
     document = {"format": FORMAT, "consumer": consumer, "released": str(position)}
     storage.ensure_directory(root)
     storage.put(SpoolLayout(root).consumer(consumer), json.dumps(document).encode())
@@ -104,12 +114,16 @@ def _load(path: Path) -> Position | None:
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
             f"consumers/{path.name} holds no position",
-            hint="restart that consumer: it rewrites the file. If you delete the file, the capture deletes changes that it needs",
+            hint="restart that consumer: it rewrites the file. If you delete the file, the capture deletes "
+            "changes that it needs",
         ) from error
 
 
 def delete_segments(layout: SpoolLayout, ends: Sequence[Position]) -> None:
-    """Delete the segments with these ends, if they exist. Readers may run; the caller holds the spool's lock."""
+    """Delete the segments with these ends, if they exist.
+
+    Readers may run; the caller holds the spool's lock.
+    """
     hidden = [directory for directory in map(layout.segment, ends) if _hide(directory)]
     # Before their files are deleted: a crash must not bring back a manifest without its files.
     storage.sync_directories(hidden)
@@ -119,7 +133,9 @@ def delete_segments(layout: SpoolLayout, ends: Sequence[Position]) -> None:
 
 def spool_bytes(reader: SpoolReader) -> int:
     """The size of all changes in the spool, in segments and open transactions."""
-    return sum(segment.bytes for segment in reader.segments()) + storage.tree_size_bytes(SpoolLayout(reader.root).open)
+    return sum(segment.bytes for segment in reader.segments()) + storage.tree_size_bytes(
+        SpoolLayout(reader.root).open
+    )
 
 
 def _hide(directory: Path) -> bool:
@@ -141,7 +157,9 @@ DELETE_AT_ONCE = 50
 class SegmentUsage:
     """Number and size of the sealed segments. Used by the writer's thread, which calls `scan` first."""
 
-    def __init__(self, reader: SpoolReader, *, scan_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, reader: SpoolReader, *, scan_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.root = reader.root
         self._reader = reader
         self._scan_seconds = scan_seconds
@@ -191,12 +209,17 @@ class SegmentUsage:
 class SpoolBudget:
     """Pauses the capture while the spool is larger than its limit.
 
-    A pause only helps if consumers can release segments. If none is waiting, the capture continues, even if one open transaction is larger
-    than the limit: it must end before it can be released.
+    A pause only helps if consumers can release segments. If none is waiting, the capture continues, even if
+    one open transaction is larger than the limit: it must end before it can be released.
     """
 
     def __init__(
-        self, usage: SegmentUsage, max_bytes: int, *, interval_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
+        self,
+        usage: SegmentUsage,
+        max_bytes: int,
+        *,
+        interval_seconds: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._usage = usage
         self._max_bytes = max_bytes
@@ -206,7 +229,10 @@ class SpoolBudget:
         self._is_paused = False
 
     def must_pause(self) -> bool:
-        """Whether to pause. Measures at most once in `interval_seconds`, so it may be called at every step."""
+        """Whether to pause.
+
+        Measures at most once in `interval_seconds`, so it may be called at every step.
+        """
         if self._clock() >= self._next_check:
             self._next_check = self._clock() + self._interval_seconds
             self._is_paused = self._measure()

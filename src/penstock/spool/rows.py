@@ -1,8 +1,8 @@
 """Read the rows of a spool file with their commits, and detect rejected rows.
 
-Rejected are invalid texts, values out of range if the configuration asks for an error, and changes without a complete key. The capture
-writes such rows to the spool, because other tables share its stream and other readers may accept NULL. Manifests count them, so only files
-that contain some are opened.
+Rejected are invalid texts, values out of range if the configuration asks for an error, and changes without a
+complete key. The capture writes such rows to the spool, because other tables share its stream and other
+readers may accept NULL. Manifests count them, so only files that contain some are opened.
 """
 
 from __future__ import annotations
@@ -17,8 +17,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, REPLACED, UNCHANGED, XID, ChangeType, metadata_index
-from penstock.errors import PenstockError, RowUnidentifiedError, SpoolCorruptError, UnreadableTextError, UnrepresentableError
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    REPLACED,
+    UNCHANGED,
+    XID,
+    ChangeType,
+    metadata_index,
+)
+from penstock.errors import (
+    PenstockError,
+    RowUnidentifiedError,
+    SpoolCorruptError,
+    UnreadableTextError,
+    UnrepresentableError,
+)
 from penstock.schema import TableName
 from penstock.spool.reader import FileSlice
 
@@ -29,7 +45,9 @@ ExactEntries: TypeAlias = Sequence[tuple[str, str]]
 
 
 def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice in order, in batches of at most `max_rows` and about `max_bytes`, with `change_schema` of the table."""
+    """The rows of a slice in order, in batches of at most `max_rows` and about `max_bytes`, with
+    `change_schema` of the table.
+    """
     with _opened(slice) as file:
         for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
             kept = _within(_with_commit(batch, slice), slice)
@@ -50,7 +68,10 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
 
 
 def read_unidentified(slice: FileSlice) -> Iterator[int]:
-    """The commit of each row without a complete identity, in order: `_unchanged` names a key column, or any column of a delete."""
+    """The commit of each row without a complete identity, in order:
+
+    `_unchanged` names a key column, or any column of a delete.
+    """
     key = frozenset(slice.file.schema.key)
     for kind, version, names in _read_filled(slice, UNCHANGED):
         if kind == ChangeType.DELETE or not key.isdisjoint(names):
@@ -58,18 +79,24 @@ def read_unidentified(slice: FileSlice) -> Iterator[int]:
 
 
 def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
-    """Change type, commit and value of each row of the slice in which the metadata column `name` is not null."""
+    """Change type, commit and value of each row of the slice in which the metadata column `name` is not
+    null.
+    """
     after = slice.after.value if slice.after is not None else None
     upto = slice.upto.value if slice.upto is not None else None
     wanted = (CHANGE_TYPE, COMMIT_VERSION, name)
     with _opened(slice) as file:
         for batch in file.iter_batches(columns=list(wanted)):
             # Table columns with these names are read too; the metadata column is the last of its name.
-            kinds, versions, values = (batch.column(max(batch.schema.get_all_field_indices(each))) for each in wanted)
+            kinds, versions, values = (
+                batch.column(max(batch.schema.get_all_field_indices(each))) for each in wanted
+            )
             if slice.file.commit_version is not None:
                 versions = pa.repeat(pa.scalar(slice.file.commit_version.value, pa.int64()), batch.num_rows)
             held = values.is_valid()
-            for kind, version, value in zip(*(column.filter(held).to_pylist() for column in (kinds, versions, values)), strict=True):
+            for kind, version, value in zip(
+                *(column.filter(held).to_pylist() for column in (kinds, versions, values)), strict=True
+            ):
                 if (after is None or version > after) and (upto is None or version <= upto):
                     yield kind, version, value
 
@@ -88,7 +115,8 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         # Arrow may quote a value in its message.
         raise SpoolCorruptError(
             f"{slice.path.parent.name}/{slice.path.name} cannot be read: {type(error).__name__}",
-            hint="restore the file, or delete the spool; changes that the slot still holds are captured again",
+            hint="restore the file, or delete the spool; changes that the slot still holds are captured "
+            "again",
         ) from error
 
 
@@ -138,16 +166,24 @@ def check_values(table: TableName, slices: Iterable[FileSlice], *, reject_inexac
 
 
 def check_identified(slices: Iterable[FileSlice]) -> None:
-    """Raise if a change does not identify its row. Such a change is neither applied nor made a dead letter, whatever the policy."""
+    """Raise if a change does not identify its row.
+
+    Such a change is neither applied nor made a dead letter, whatever the policy.
+    """
     for each in slices:
         for refused in _unidentified(each):
             raise refused.error
 
 
-def first_rejected(table: TableName, slices: Iterable[FileSlice], *, reject_inexact: bool) -> RejectedChange | None:
+def first_rejected(
+    table: TableName, slices: Iterable[FileSlice], *, reject_inexact: bool
+) -> RejectedChange | None:
     """The first rejected change in log order; None if there is none."""
     for each in slices:
-        found = [next(_unidentified(each), None), next(_refused(table, each, reject_inexact=reject_inexact), None)]
+        found = [
+            next(_unidentified(each), None),
+            next(_refused(table, each, reject_inexact=reject_inexact), None),
+        ]
         stops = [refused for refused in found if refused is not None]
         if stops:
             return min(stops, key=attrgetter("version"))
@@ -164,12 +200,16 @@ def _refused(table: TableName, slice: FileSlice, *, reject_inexact: bool) -> Ite
     counts = slice.file.counts
     if counts.unreadable or (reject_inexact and counts.inexact):
         for version, entries in read_exact(slice):
-            error = _refusal(table, entries, has_unreadable=counts.unreadable > 0, reject_inexact=reject_inexact)
+            error = _refusal(
+                table, entries, has_unreadable=counts.unreadable > 0, reject_inexact=reject_inexact
+            )
             if error is not None:
                 yield RejectedChange(version, error)
 
 
-def _refusal(table: TableName, entries: ExactEntries, *, has_unreadable: bool, reject_inexact: bool) -> PenstockError | None:
+def _refusal(
+    table: TableName, entries: ExactEntries, *, has_unreadable: bool, reject_inexact: bool
+) -> PenstockError | None:
     for column, text in entries:
         if has_unreadable and REPLACED in text:
             return UnreadableTextError.of(table, column)

@@ -58,7 +58,9 @@ class CaptureStatus:
     lag: CaptureLag | None = None
     """The last sample; None before the first."""
     numeric: str | None = None
-    """The type of unbounded `numeric` in the spool, or `text` if all columns are text; None in files of earlier versions."""
+    """The type of unbounded `numeric` in the spool, or `text` if all columns are text; None in files of
+    earlier versions.
+    """
 
     def __post_init__(self) -> None:
         if self.updated_at.tzinfo is None:
@@ -71,7 +73,10 @@ class CaptureStatus:
 
 
 def write_status(root: Path, status: CaptureStatus) -> None:
-    """Replace the status file atomically. It is not durable: after a machine crash, an older status is acceptable."""
+    """Replace the status file atomically.
+
+    It is not durable: after a machine crash, an older status is acceptable.
+    """
     failure = status.failure
     document = {
         "format": FORMAT,
@@ -89,7 +94,9 @@ def write_status(root: Path, status: CaptureStatus) -> None:
         "confirms": status.confirms,
         "confirmed": str(status.confirmed),
         "waits_for": [asdict(each) for each in status.waits_for],
-        "lag": None if status.lag is None else {**asdict(status.lag), "sampled_at": status.lag.sampled_at.isoformat()},
+        "lag": None
+        if status.lag is None
+        else {**asdict(status.lag), "sampled_at": status.lag.sampled_at.isoformat()},
         "numeric": status.numeric,
     }
     storage.put(SpoolLayout(root).status, json.dumps(document).encode(), durable=False)
@@ -105,7 +112,9 @@ def load_status(root: Path) -> CaptureStatus | None:
         failure = None
         if document["error"] is not None:
             recovery = Recovery(document["recovery"])
-            failure = CaptureFailure(document["error_code"], document["error"], document["error_hint"], recovery)
+            failure = CaptureFailure(
+                document["error_code"], document["error"], document["error_hint"], recovery
+            )
         return CaptureStatus(
             state=document["state"],
             pid=document["pid"],
@@ -122,7 +131,9 @@ def load_status(root: Path) -> CaptureStatus | None:
             numeric=document.get("numeric"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SpoolCorruptError("capture-status.json is not a status", hint="delete the file; a running capture rewrites it") from error
+        raise SpoolCorruptError(
+            "capture-status.json is not a status", hint="delete the file; a running capture rewrites it"
+        ) from error
 
 
 def _parse_lag(document: Mapping[str, Any] | None) -> CaptureLag | None:
@@ -145,9 +156,11 @@ def wait_for_end(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Position | None:
-    """Wait until the spool reaches `position`, and return its end, which is less than `position` after a timeout.
+    """Wait until the spool reaches `position`, and return its end, which is less than `position` after a
+    timeout.
 
-    Raises CaptureFailedError if the capture has stopped with an error and the spool does not reach `position`.
+    Raises CaptureFailedError if the capture has stopped with an error and the spool does not reach
+    `position`.
     """
     deadline = clock() + timeout_seconds
     pauses = poll_pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
@@ -165,4 +178,7 @@ def wait_for_end(
 def _raise_if_stopped(reader: SpoolReader) -> None:
     status = load_status(reader.root)
     if status is not None and status.failure is not None and status.has_stopped:
-        raise CaptureFailedError(f"the capture has stopped: {status.failure.code}: {status.failure.message}", hint=status.failure.hint)
+        raise CaptureFailedError(
+            f"the capture has stopped: {status.failure.code}: {status.failure.message}",
+            hint=status.failure.hint,
+        )

@@ -1,15 +1,16 @@
 """Write the spool: buffer whole transactions by table, and seal them as segments.
 
-Batches of one table under one schema version form a *run*. A schema change starts a new run, even if the schema changes back later, so
-each run is ordered, and the runs of a table follow each other.
+Batches of one table under one schema version form a *run*. A schema change starts a new run, even if the
+schema changes back later, so each run is ordered, and the runs of a table follow each other.
 
-The order of writes makes a segment complete or absent, also after a power failure at any step: sync the files, write and sync the manifest
-under a temporary name, sync the directory, rename the manifest, and sync the directories again. Readers see the segment after the rename.
-The next writer removes unfinished segments.
+The order of writes makes a segment complete or absent, also after a power failure at any step: sync the
+files, write and sync the manifest under a temporary name, sync the directory, rename the manifest, and sync
+the directories again. Readers see the segment after the rename. The next writer removes unfinished segments.
 
-Whole transactions are buffered in memory until the caller seals, or until they exceed a size. Pieces of open transactions are written to
-disk as they arrive and become one segment when their transaction commits. Logical messages are stored in the manifests. Unsealed changes
-are lost when the process ends and must be captured again, so only `end` may be confirmed.
+Whole transactions are buffered in memory until the caller seals, or until they exceed a size. Pieces of open
+transactions are written to disk as they arrive and become one segment when their transaction commits. Logical
+messages are stored in the manifests. Unsealed changes are lost when the process ends and must be captured
+again, so only `end` may be confirmed.
 """
 
 from __future__ import annotations
@@ -94,8 +95,14 @@ class TransactionBuffer:
 
     def add(self, step: Transactions) -> None:
         if step.end <= self.end:
-            raise SpoolError(f"transactions up to {step.end} were received after {self.end}: the log does not go backward")
-        added = [(batch, *_reach(batch, after=self.end, upto=step.end)) for batch in step.batches if batch.rows.num_rows]
+            raise SpoolError(
+                f"transactions up to {step.end} were received after {self.end}: the log does not go backward"
+            )
+        added = [
+            (batch, *_reach(batch, after=self.end, upto=step.end))
+            for batch in step.batches
+            if batch.rows.num_rows
+        ]
         for batch, first, last in added:
             run = self._run(batch, first)
             run.batches.append(batch)
@@ -125,7 +132,12 @@ class TransactionBuffer:
 
     def messages_before(self, end: Position) -> tuple[LogicalMessage, ...]:
         """The messages of a segment that ends at `end`, in log order."""
-        return tuple(sorted([*self.messages, *(each for each in self.standalone if each.lsn < end.lsn)], key=lambda each: each.sort_key))
+        return tuple(
+            sorted(
+                [*self.messages, *(each for each in self.standalone if each.lsn < end.lsn)],
+                key=lambda each: each.sort_key,
+            )
+        )
 
     def messages_from(self, end: Position) -> tuple[LogicalMessage, ...]:
         """The non-transactional messages for the segment that starts at `end`."""
@@ -145,10 +157,16 @@ def _reach(batch: ChangeBatch, *, after: Position, upto: Position) -> tuple[Posi
     check_batch(batch)
     versions = batch.rows.column(metadata_index(batch.table, COMMIT_VERSION))
     if versions.null_count:
-        raise SpoolError(f"a batch of {batch.table.name} has rows without a commit version outside a piece of an open transaction")
+        raise SpoolError(
+            f"a batch of {batch.table.name} has rows without a commit version outside a piece of an open "
+            "transaction"
+        )
     first, last = Position.of(versions[0].as_py()), Position.of(versions[-1].as_py())
     if not after < first <= last <= upto:
-        raise SpoolError(f"a batch of {batch.table.name} holds changes of ({first}, {last}], its transactions are in ({after}, {upto}]")
+        raise SpoolError(
+            f"a batch of {batch.table.name} holds changes of ({first}, {last}], its transactions are in "
+            f"({after}, {upto}]"
+        )
     return first, last
 
 
@@ -169,11 +187,18 @@ def seal_transactions(layout: SpoolLayout, buffer: TransactionBuffer) -> Manifes
     return _seal(layout, _draft(buffer, buffer.end), place)
 
 
-def seal_pieces(layout: SpoolLayout, buffer: TransactionBuffer, step: PiecesCommitted, files: Sequence[PieceFile]) -> Manifest:
-    """Seal the files of a transaction that was sent in pieces. `buffer` has no rows and ends with that transaction."""
+def seal_pieces(
+    layout: SpoolLayout, buffer: TransactionBuffer, step: PiecesCommitted, files: Sequence[PieceFile]
+) -> Manifest:
+    """Seal the files of a transaction that was sent in pieces.
+
+    `buffer` has no rows and ends with that transaction.
+    """
 
     def place(directory: Path) -> tuple[SegmentFile, ...]:
-        return tuple(_move_piece(directory, buffer.start, index, piece, step) for index, piece in enumerate(files))
+        return tuple(
+            _move_piece(directory, buffer.start, index, piece, step) for index, piece in enumerate(files)
+        )
 
     return _seal(layout, _draft(buffer, step.end), place)
 
@@ -193,7 +218,9 @@ def remove_leftovers(layout: SpoolLayout) -> None:
 
 
 def _draft(buffer: TransactionBuffer, end: Position) -> Manifest:
-    return Manifest(buffer.start, end, buffer.transactions, buffer.commit_time, (), buffer.messages_before(end))
+    return Manifest(
+        buffer.start, end, buffer.transactions, buffer.commit_time, (), buffer.messages_before(end)
+    )
 
 
 def _seal(layout: SpoolLayout, draft: Manifest, place: PlaceFiles) -> Manifest:
@@ -223,14 +250,37 @@ def _write_run(directory: Path, start: Position, index: int, run: Run) -> Segmen
     file = ChangeFile(path, run.table)
     file.write(run.batches)
     size_bytes = file.finish()
-    return SegmentFile(run.table, path.name, file.rows, size_bytes, file.counts, run.min_position, run.max_position, is_old=run.is_old)
+    return SegmentFile(
+        run.table,
+        path.name,
+        file.rows,
+        size_bytes,
+        file.counts,
+        run.min_position,
+        run.max_position,
+        is_old=run.is_old,
+    )
 
 
-def _move_piece(directory: Path, start: Position, index: int, piece: PieceFile, step: PiecesCommitted) -> SegmentFile:
+def _move_piece(
+    directory: Path, start: Position, index: int, piece: PieceFile, step: PiecesCommitted
+) -> SegmentFile:
     path = directory / change_file_name(start, index, piece.table.name)
     storage.rename(piece.path, path)
     end, time = step.end, step.commit_time
-    return SegmentFile(piece.table, path.name, piece.rows, piece.bytes, piece.counts, end, end, end, time, step.xid, piece.is_old)
+    return SegmentFile(
+        piece.table,
+        path.name,
+        piece.rows,
+        piece.bytes,
+        piece.counts,
+        end,
+        end,
+        end,
+        time,
+        step.xid,
+        piece.is_old,
+    )
 
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -239,8 +289,9 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class SpoolWriter:
     """The only writer of a spool; the caller holds `SpoolLock`. Not thread-safe.
 
-    `start` is the position where capture starts: usually the end of the spool, or an earlier position to capture lost changes again. After
-    an error a writer rejects further steps. The spool stays consistent, so open a new writer at its end.
+    `start` is the position where capture starts: usually the end of the spool, or an earlier position to
+    capture lost changes again. After an error a writer rejects further steps. The spool stays consistent, so
+    open a new writer at its end.
     """
 
     def __init__(
@@ -310,17 +361,18 @@ class SpoolWriter:
     def advance(self, position: Position) -> None:
         """Record that nothing more commits up to `position`; `seal(quiet=True)` makes that durable.
 
-        Transactions in pieces may be open: they commit after `position`. They are not lost if the process ends: a slot retains the WAL of
-        every transaction that was open at the confirmed position, and a capture that starts at `position` receives each transaction that
-        commits later from its first change.
+        Transactions in pieces may be open: they commit after `position`. They are not lost if the process
+        ends: a slot retains the WAL of every transaction that was open at the confirmed position, and a
+        capture that starts at `position` receives each transaction that commits later from its first change.
         """
         self._quiet = max(self._quiet, position)
 
     def seal(self, *, quiet: bool = False) -> Manifest | None:
         """Seal all buffered transactions as one durable segment; None if there are no rows.
 
-        With `quiet`, a range without rows is sealed as an empty segment, up to the last transaction or quiet position. Do this at
-        intervals, not at every step: a busy database without published changes would fill the spool with empty segments.
+        With `quiet`, a range without rows is sealed as an empty segment, up to the last transaction or quiet
+        position. Do this at intervals, not at every step: a busy database without published changes would
+        fill the spool with empty segments.
         """
         with self._spool_errors():
             if self.pending_rows:
@@ -347,7 +399,10 @@ class SpoolWriter:
     def _append_commit(self, step: PiecesCommitted) -> tuple[Manifest, ...]:
         """Seal the transaction as one segment; if no row is left after rollbacks, add it to the buffer."""
         if step.end <= self._buffer.end:
-            raise SpoolError(f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was received: the log goes forward")
+            raise SpoolError(
+                f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was received: the "
+                "log goes forward"
+            )
         pieces = self._pieces.commit(step.xid)
         messages = tuple(replace(message, xid=step.xid, position=step.end) for message in pieces.messages)
         transaction = Transactions((), step.end, step.commit_time, 1, messages)
@@ -385,7 +440,8 @@ class SpoolWriter:
             if error.errno in _DISK_FULL:
                 raise SpoolFullError(
                     f"the disk of the spool is full: {os.strerror(error.errno)}",
-                    hint=f"free space for {self._layout.root} and start again; nothing is lost, since the slot retains unsealed changes",
+                    hint=f"free space for {self._layout.root} and start again; nothing is lost, since the "
+                    "slot retains unsealed changes",
                 ) from error
             raise SpoolError(f"the spool cannot be written: {error}") from error
         except pa.ArrowException as error:

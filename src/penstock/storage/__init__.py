@@ -1,16 +1,18 @@
 """File access: the only package that reads, writes, lists or locks files.
 
-The operations are functions of local paths, called as `storage.put(…)`. An object store would be a second implementation of `read`, `put`,
-`create`, `list_files`, `delete` and `open_output`, chosen by the location's scheme; no other package depends on the file system.
+The operations are functions of local paths, called as `storage.put(…)`. An object store would be a second
+implementation of `read`, `put`, `create`, `list_files`, `delete` and `open_output`, chosen by the location's
+scheme; no other package depends on the file system.
 
-Durable means that the data survives a power failure once the function has returned. Functions that are not durable say which sync they
-need; the caller orders the syncs, because several files share one.
+Durable means that the data survives a power failure once the function has returned. Functions that are not
+durable say which sync they need; the caller orders the syncs, because several files share one.
 
-Whatever the umask, directories get mode 0700 and files 0600, since they hold rows of the source. `shared=True` leaves the mode to the
-umask: for target tables, which other programs read.
+Whatever the umask, directories get mode 0700 and files 0600, since they hold rows of the source.
+`shared=True` leaves the mode to the umask: for target tables, which other programs read.
 
-Outside this package: libraries that open a path themselves. These are pyarrow.parquet (which reads footers and ranges on its own), Spark
-and the JVM, the SQL files of the package itself (`importlib.resources`), and the test servers in `penstock.testing`.
+Outside this package: libraries that open a path themselves. These are pyarrow.parquet (which reads footers
+and ranges on its own), Spark and the JVM, the SQL files of the package itself (`importlib.resources`), and
+the test servers in `penstock.testing`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ class LinksUnsupportedError(OSError):
 
 
 class DirectoryEntry(NamedTuple):
-    """A directory in its parent's listing. The inode usually tells it from a later directory of the same name."""
+    """A directory in its parent's listing.
+
+    The inode usually tells it from a later directory of the same name.
+    """
 
     name: str
     inode: int
@@ -65,7 +70,10 @@ def read(path: Path) -> bytes | None:
 
 
 def read_text(path: Path) -> str:
-    """The content of a UTF-8 file that must exist, such as one that a user wrote. Raises OSError or UnicodeDecodeError."""
+    """The content of a UTF-8 file that must exist, such as one that a user wrote.
+
+    Raises OSError or UnicodeDecodeError.
+    """
     return path.read_text(encoding="utf-8")
 
 
@@ -102,7 +110,10 @@ def modified_seconds(path: Path) -> float:
 
 
 def tree_size_bytes(path: Path) -> int:
-    """The size of all files below `path`; 0 if it does not exist. Files that vanish during the walk do not count."""
+    """The size of all files below `path`; 0 if it does not exist.
+
+    Files that vanish during the walk do not count.
+    """
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -131,7 +142,11 @@ def list_directories(path: Path) -> list[DirectoryEntry]:
     """The directories in `path`, unordered; empty if it does not exist. Links are left out."""
     try:
         with os.scandir(path) as entries:
-            return [DirectoryEntry(entry.name, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return [
+                DirectoryEntry(entry.name, entry.inode())
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False)
+            ]
     except FileNotFoundError:
         return []
 
@@ -146,7 +161,9 @@ def list_files(path: Path) -> list[str]:
 
 
 def list_paths(path: Path, pattern: str | None = None) -> list[Path]:
-    """The sorted paths in `path`, of any kind, or those below it that match a glob pattern; empty if `path` does not exist."""
+    """The sorted paths in `path`, of any kind, or those below it that match a glob pattern; empty if `path`
+    does not exist.
+    """
     if pattern is not None:
         return sorted(path.glob(pattern))
     with suppress(FileNotFoundError):
@@ -177,7 +194,8 @@ def create(path: Path, data: bytes, *, shared: bool = False) -> bool:
         write(temporary, data, shared=shared)
         is_created = link(temporary, path)
     finally:
-        # Cleaners remove temporary files that are left over; a failure here must not make a successful commit look failed.
+        # Cleaners remove temporary files that are left over; a failure here must not make a successful commit
+        # look failed.
         with suppress(OSError):
             temporary.unlink()
     if is_created:
@@ -187,7 +205,9 @@ def create(path: Path, data: bytes, *, shared: bool = False) -> bool:
 
 @contextmanager
 def open_output(path: Path) -> Iterator[pa.NativeFile]:
-    """Write a large private file atomically and durably: it appears under its name when the block ends without an error."""
+    """Write a large private file atomically and durably: it appears under its name when the block ends
+    without an error.
+    """
     temporary = path.with_name(f".{path.name}-{uuid4().hex}.tmp")
     try:
         with open_new(temporary) as file:
@@ -201,13 +221,19 @@ def open_output(path: Path) -> Iterator[pa.NativeFile]:
 
 
 def open_new(path: Path) -> pa.NativeFile:
-    """Open a private file for writing in place. Durable only after `sync_file`, and `sync_directory` of its parent."""
+    """Open a private file for writing in place.
+
+    Durable only after `sync_file`, and `sync_directory` of its parent.
+    """
     ensure_file(path)
     return pa.OSFile(str(path), mode="wb")
 
 
 def write(path: Path, data: bytes | Iterable[bytes], *, durable: bool = True, shared: bool = False) -> None:
-    """Write a file in place: only for names that no reader looks at before a `rename`. Does not sync the directory."""
+    """Write a file in place: only for names that no reader looks at before a `rename`.
+
+    Does not sync the directory.
+    """
     if not shared:
         ensure_file(path)
     with path.open("wb") as file:
@@ -231,7 +257,9 @@ def rename(source: Path, target: Path) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to `source`; False if it exists and is another file. Durable only after `sync_directory`.
+    """Make `target` a hard link to `source`; False if it exists and is another file.
+
+    Durable only after `sync_directory`.
 
     Raises LinksUnsupportedError if the file system has no hard links.
     """
@@ -255,8 +283,8 @@ def is_link_of(path: Path, original: Path) -> bool:
 def ensure_directory(path: Path, *, shared: bool = False) -> None:
     """Create `path` and its missing parents. Durable only after `sync_directory` of its parent.
 
-    A missing parent is private if it is inside a private directory. Otherwise its mode is left to the umask, because it may also hold
-    shared directories.
+    A missing parent is private if it is inside a private directory. Otherwise its mode is left to the umask,
+    because it may also hold shared directories.
     """
     if shared:
         path.mkdir(parents=True, exist_ok=True)
@@ -275,7 +303,8 @@ def ensure_directory(path: Path, *, shared: bool = False) -> None:
 def ensure_file(path: Path) -> None:
     """Create an empty private file if none exists.
 
-    An existing file is not opened, because closing it would release the POSIX locks that this process holds on it.
+    An existing file is not opened, because closing it would release the POSIX locks that this process holds
+    on it.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))
@@ -314,7 +343,9 @@ def delete_tree(path: Path) -> None:
 
 
 def discard_tree(path: Path) -> None:
-    """Delete a directory with its content as far as possible: for temporary data, where a failure must not hide another error."""
+    """Delete a directory with its content as far as possible: for temporary data, where a failure must not
+    hide another error.
+    """
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -343,10 +374,18 @@ def sync_directories(paths: Sequence[Path]) -> None:
 
 
 def _sync_in_parallel(sync: Callable[[Path], None], paths: Sequence[Path]) -> None:
-    """Sync several paths at a time: each waits for the disk, and one journal commit serves all that wait. Raises the first error."""
+    """Sync several paths at a time: each waits for the disk, and one journal commit serves all that wait.
+
+    Raises the first error.
+    """
     if len(paths) > 1:
         # An interpreter that is shutting down starts no threads (RuntimeError); then sync one by one.
-        with suppress(RuntimeError), ThreadPoolExecutor(min(_PARALLEL_SYNCS, len(paths)), thread_name_prefix="penstock-sync") as threads:
+        with (
+            suppress(RuntimeError),
+            ThreadPoolExecutor(
+                min(_PARALLEL_SYNCS, len(paths)), thread_name_prefix="penstock-sync"
+            ) as threads,
+        ):
             list(threads.map(sync, paths))
             return
     for path in paths:

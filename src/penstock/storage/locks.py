@@ -1,7 +1,8 @@
 """File locks between processes of one machine.
 
-A lock belongs to the open file, so the operating system releases it when its process ends, however it ends. A child made by a bare fork
-shares the lock; children started by exec do not. Lock files are never deleted: a second process could then lock a new file of that name.
+A lock belongs to the open file, so the operating system releases it when its process ends, however it ends. A
+child made by a bare fork shares the lock; children started by exec do not. Lock files are never deleted: a
+second process could then lock a new file of that name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _WAIT_SECONDS = 0.1
 class FileLock:
     """An exclusive lock that names its holder. Acquiring it twice fails, also within one process.
 
-    `jvm` also takes the POSIX record lock, the kind that a JVM uses. `refusal` makes the error from the holder's process id.
+    `jvm` also takes the POSIX record lock, the kind that a JVM uses. `refusal` makes the error from the
+    holder's process id.
     """
 
     def __init__(self, path: Path, refusal: Callable[[str], PenstockError], *, jvm: bool = False) -> None:
@@ -51,7 +53,10 @@ class FileLock:
         self._descriptor = descriptor
 
     def wait(self, timeout_seconds: float) -> None:
-        """Acquire the lock, waiting for a holder that is about to end. Does nothing if this object holds it already."""
+        """Acquire the lock, waiting for a holder that is about to end.
+
+        Does nothing if this object holds it already.
+        """
         deadline = time.monotonic() + timeout_seconds
         while self._descriptor is None:
             try:
@@ -77,14 +82,17 @@ class FileLock:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 
 def is_file_lock_held(path: Path) -> bool:
     """Whether a process holds the `FileLock` on this file.
 
-    A holder that released it has left the file empty. An empty file is not locked for the test, so a new holder is not disturbed.
+    A holder that released it has left the file empty. An empty file is not locked for the test, so a new
+    holder is not disturbed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

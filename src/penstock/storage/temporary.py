@@ -35,7 +35,9 @@ def scratch_directory(root: Path) -> Iterator[Path]:
 
 
 def user_temporary_directory() -> Path | None:
-    """This user's directory inside the system's temporary one; None if another user owns the name or may write to it."""
+    """This user's directory inside the system's temporary one; None if another user owns the name or may
+    write to it.
+    """
     path = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
     with suppress(OSError):
         if _ensure_owned(path):
@@ -48,7 +50,9 @@ def user_cache_directory() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(base) if base else Path.home() / ".cache") / "penstock"
     with suppress(OSError):
-        storage.ensure_directory(cache, shared=True)  # a server that runs as another user starts programs from it
+        storage.ensure_directory(
+            cache, shared=True
+        )  # a server that runs as another user starts programs from it
         if os.access(cache, os.W_OK) and cache.stat().st_uid == os.geteuid():
             return cache
     return user_temporary_directory()
@@ -85,7 +89,8 @@ def is_case_sensitive(directory: Path) -> bool:
 def _ensure_owned(path: Path) -> bool:
     """Create a directory for this user alone, in a place where others may write; False if that is impossible.
 
-    Links are not followed. A directory that another user created or could write to may hold anything, so it is not used.
+    Links are not followed. A directory that another user created or could write to may hold anything, so it
+    is not used.
     """
     with suppress(FileExistsError):
         path.mkdir(_PRIVATE_DIRECTORY)

@@ -27,10 +27,28 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import islice, pairwise
 
-from penstock.contracts.capture import Ack, Change, ChangeCapture, ChangeStream, Delete, Event, Truncate, Upsert
+from penstock.contracts.capture import (
+    Ack,
+    Change,
+    ChangeCapture,
+    ChangeStream,
+    Delete,
+    Event,
+    Truncate,
+    Upsert,
+)
 from penstock.schema import TableName
 from penstock.testing.rules import rule
-from penstock.testing.streams import Background, check_same, check_same_set, seen, seen_event, take, take_until, wait_for
+from penstock.testing.streams import (
+    Background,
+    check_same,
+    check_same_set,
+    seen,
+    seen_event,
+    take,
+    take_until,
+    wait_for,
+)
 
 
 class CaptureHarness(ABC):
@@ -50,7 +68,10 @@ class CaptureHarness(ABC):
 
     @abstractmethod
     def capture(self) -> ChangeCapture:
-        """Return a new capture of both tables, as after a process start. All captures share one resume point."""
+        """Return a new capture of both tables, as after a process start.
+
+        All captures share one resume point.
+        """
 
     @abstractmethod
     def commit(self, *events: Event) -> None:
@@ -63,7 +84,10 @@ class CaptureHarness(ABC):
         """Commit a noticeable amount of data that the capture does not deliver."""
 
     def open_resources(self) -> object:
-        """Countable open resources, such as connections and threads. Must be equal before and after a stream."""
+        """Countable open resources, such as connections and threads.
+
+        Must be equal before and after a stream.
+        """
         return None
 
 
@@ -74,7 +98,9 @@ class ChangeCaptureConformance:
 
     @rule("change_capture", "live()", "pluggable")
     @rule("wal_change_capture", "live()", "live-streams")
-    def test_everything_that_commits_after_live_returned_is_delivered_in_order(self, harness: CaptureHarness) -> None:
+    def test_everything_that_commits_after_live_returned_is_delivered_in_order(
+        self, harness: CaptureHarness
+    ) -> None:
         table, other = harness.table, harness.other
         transactions: list[list[Event]] = [
             [upsert(table, 1, "one"), upsert(other, 1, "uno"), upsert(table, 2, "two")],
@@ -91,7 +117,9 @@ class ChangeCaptureConformance:
                 if harness.orders_changes:
                     check_same(found, events, "every change is delivered once, in commit order")
                 else:
-                    check_same_set(found, events, "every change is delivered once, before the next transaction")
+                    check_same_set(
+                        found, events, "every change is delivered once, before the next transaction"
+                    )
 
     @rule("mistakes", "change-lsn")
     def test_changes_are_ordered_by_commit_and_ordinal(self, harness: CaptureHarness) -> None:
@@ -101,8 +129,12 @@ class ChangeCaptureConformance:
             places = [place(change) for change in take(stream, 6, harness.deadline_seconds)]
         if None not in places:
             known = [each for each in places if each is not None]
-            assert all(one < next_one for one, next_one in pairwise(known)), f"(position, ordinal) does not increase: {known}"
-            assert len({position for position, _ in known}) == 2, f"expected two different positions for two transactions: {known}"
+            assert all(one < next_one for one, next_one in pairwise(known)), (
+                f"(position, ordinal) does not increase: {known}"
+            )
+            assert len({position for position, _ in known}) == 2, (
+                f"expected two different positions for two transactions: {known}"
+            )
 
     @rule("mistakes", "truncate")
     def test_truncate_is_delivered_in_order(self, harness: CaptureHarness) -> None:
@@ -111,12 +143,19 @@ class ChangeCaptureConformance:
             expected: list[Event] = [upsert(table, 1, "before"), Truncate(table), upsert(table, 2, "after")]
             for event in expected:
                 harness.commit(event)
-            check_same(take(stream, 3, harness.deadline_seconds), expected, "a truncate is delivered in order, as any change")
+            check_same(
+                take(stream, 3, harness.deadline_seconds),
+                expected,
+                "a truncate is delivered in order, as any change",
+            )
 
     @rule("mistakes", "odd-keys")
     def test_empty_and_negative_keys_and_values_are_delivered(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
-            expected = [upsert(harness.table, key, note) for key, note in [(0, ""), (-1, None), (1, "NULL"), (-(2**31), "\N{SNOWMAN}\n")]]
+            expected = [
+                upsert(harness.table, key, note)
+                for key, note in [(0, ""), (-1, None), (1, "NULL"), (-(2**31), "\N{SNOWMAN}\n")]
+            ]
             harness.commit(*expected)
             changes = take(stream, len(expected), harness.deadline_seconds)
             check_same(changes, expected, "zero, negative keys, empty strings and NULL are valid values")
@@ -125,7 +164,7 @@ class ChangeCaptureConformance:
                 assert not event.unchanged
                 assert not event.exact
 
-    # --- confirming -----------------------------------------------------------------------------------------------------
+    # --- confirming -----------------------------------------------------------------------------------------
 
     @rule("change_capture", "acks")
     def test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness: CaptureHarness) -> None:
@@ -138,7 +177,9 @@ class ChangeCaptureConformance:
             with running(harness) as stream:
                 changes = take(stream, 3, harness.deadline_seconds)
                 check_same(changes, expected, "unconfirmed changes are delivered again")
-                assert [place(change) for change in changes] == first, "a redelivered change has the same position and ordinal"
+                assert [place(change) for change in changes] == first, (
+                    "a redelivered change has the same position and ordinal"
+                )
 
     @rule("change_capture", "acks", "live-resumes")
     @rule("wal_change_capture", "slots-resume")
@@ -159,14 +200,21 @@ class ChangeCaptureConformance:
     @rule("change_capture", "acks")
     def test_unconfirmed_change_holds_the_resume_point(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: [changes[at].ack.confirm() for at in (1, 2)])
-        check_next(harness, events, "the first change was not confirmed, so it and all later ones are delivered again")
+        check_next(
+            harness,
+            events,
+            "the first change was not confirmed, so it and all later ones are delivered again",
+        )
 
     def test_confirming_is_idempotent(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: [changes[0].ack.confirm() for _ in range(3)])
         check_next(harness, events[1:], "only the first change was confirmed, three times")
 
     def test_partly_confirmed_transaction_is_redelivered_completely(self, harness: CaptureHarness) -> None:
-        first, second = upsert(harness.table, 1, "x"), [upsert(harness.table, 2, "x"), upsert(harness.other, 2, "x")]
+        first, second = (
+            upsert(harness.table, 1, "x"),
+            [upsert(harness.table, 2, "x"), upsert(harness.other, 2, "x")],
+        )
         with running(harness) as stream:
             harness.commit(first)
             harness.commit(*second)
@@ -201,9 +249,12 @@ class ChangeCaptureConformance:
         with running(harness) as stream:
             harness.commit(mark)
             found = [seen(change) for change in take_until(stream, mark, harness.deadline_seconds)]
-        assert found in ([seen(changes[0]), (harness.table, "upsert", 99, "mark")], [(harness.table, "upsert", 99, "mark")])
+        assert found in (
+            [seen(changes[0]), (harness.table, "upsert", 99, "mark")],
+            [(harness.table, "upsert", 99, "mark")],
+        )
 
-    # --- resources ------------------------------------------------------------------------------------------------------
+    # --- resources ------------------------------------------------------------------------------------------
 
     def test_stream_is_an_iterator_that_can_be_closed_more_than_once(self, harness: CaptureHarness) -> None:
         stream = harness.capture().live()
@@ -211,7 +262,12 @@ class ChangeCaptureConformance:
         assert iter(stream) is stream
         stream.close()
         stream.close()
-        assert Background(lambda: next(stream, None)).result(harness.deadline_seconds, "the end of a closed stream") is None
+        assert (
+            Background(lambda: next(stream, None)).result(
+                harness.deadline_seconds, "the end of a closed stream"
+            )
+            is None
+        )
 
     @rule("change_capture", "owned")
     def test_closing_releases_everything(self, harness: CaptureHarness) -> None:
@@ -247,7 +303,7 @@ class ChangeCaptureConformance:
 
         check_released(harness, read_and_drop)
 
-    # --- snapshots ------------------------------------------------------------------------------------------------------
+    # --- snapshots ------------------------------------------------------------------------------------------
 
     @rule("change_capture", "snapshot()", "snapshot-rows", "upserts", "no-marker")
     @rule("wal_change_capture", "snapshot()", "snapshot-sql", "snapshot-upserts")
@@ -303,7 +359,7 @@ class ChangeCaptureConformance:
             again = snapshot(harness, harness.table)
             check_same_set(again, events if harness.takes_snapshots else [], "a second snapshot has all rows")
 
-    # --- lag ------------------------------------------------------------------------------------------------------------
+    # --- lag ------------------------------------------------------------------------------------------------
 
     @rule("change_capture", "lag()", "lag-apart")
     @rule("wal_change_capture", "lag()", "lag-none")
@@ -320,7 +376,9 @@ class ChangeCaptureConformance:
 
     @rule("change_capture", "lag()", "lag-bytes", "lag-grows", "lag-apart")
     @rule("wal_change_capture", "lag")
-    def test_lag_grows_with_unconfirmed_changes_and_shrinks_when_they_are_confirmed(self, harness: CaptureHarness) -> None:
+    def test_lag_grows_with_unconfirmed_changes_and_shrinks_when_they_are_confirmed(
+        self, harness: CaptureHarness
+    ) -> None:
         with running(harness) as stream:
             before = lag_of(harness)
             harness.commit(*(upsert(harness.table, each, "x" * 1000) for each in range(200)))
@@ -375,7 +433,9 @@ def running(harness: CaptureHarness) -> Iterator[ChangeStream]:
 
 
 def deliver_three(harness: CaptureHarness, confirm: Callable[[list[Change]], object]) -> list[Event]:
-    """Deliver three transactions of one change each, call `confirm` with the changes, and close the stream."""
+    """Deliver three transactions of one change each, call `confirm` with the changes, and close the
+    stream.
+    """
     events: list[Event] = [upsert(harness.table, each, f"note {each}") for each in range(3)]
     with running(harness) as stream:
         for event in events:
@@ -398,7 +458,10 @@ def check_released(harness: CaptureHarness, action: Callable[[], None]) -> None:
     action()
     gc.collect()
     wait_for(
-        lambda: harness.open_resources() == before, f"the resources of before, {before},", harness.open_resources, harness.deadline_seconds
+        lambda: harness.open_resources() == before,
+        f"the resources of before, {before},",
+        harness.open_resources,
+        harness.deadline_seconds,
     )
     mark = upsert(harness.other, 99, "mark")
     with running(harness) as stream:
@@ -407,7 +470,9 @@ def check_released(harness: CaptureHarness, action: Callable[[], None]) -> None:
 
 
 def snapshot(harness: CaptureHarness, *tables: TableName) -> list[Change]:
-    changes = Background(lambda: list(harness.capture().snapshot(tables))).result(harness.deadline_seconds, "the end of a snapshot")
+    changes = Background(lambda: list(harness.capture().snapshot(tables))).result(
+        harness.deadline_seconds, "the end of a snapshot"
+    )
     assert all(isinstance(change.event, Upsert) for change in changes), "a snapshot has only upserts"
     return changes
 
@@ -425,6 +490,11 @@ def lag_falls(harness: CaptureHarness, stream: ChangeStream, high: int) -> None:
     """Wait until the lag is below `high`, with a reader blocked on the next change, as in production."""
     waiting = Background(lambda: next(stream))
     if harness.measures_lag:
-        wait_for(lambda: lag_of(harness) < high, f"a lag below {high}", lambda: lag_of(harness), harness.deadline_seconds)
+        wait_for(
+            lambda: lag_of(harness) < high,
+            f"a lag below {high}",
+            lambda: lag_of(harness),
+            harness.deadline_seconds,
+        )
     harness.commit(upsert(harness.table, 99, "mark"))
     waiting.result(harness.deadline_seconds, "the mark")

@@ -44,7 +44,7 @@ __all__ = ["ConnectorHarness", "Row", "SourceConnectorConformance"]
 class SourceConnectorConformance(ConnectorReading):
     """One test per rule of the contract, here or in the base class; the test's name states the rule."""
 
-    # --- acknowledging --------------------------------------------------------------------------------------------------
+    # --- acknowledging --------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "epoch-durable", "epoch-called", "notify_epoch_committed()")
     @rule("mistakes", "ack-in-checkpoint")
@@ -80,7 +80,9 @@ class SourceConnectorConformance(ConnectorReading):
         if not harness.replays:
             return
         with opened(harness, stored) as connector:
-            assert take(harness, connector, 1) == [(2, "x")], "rows after the checkpoint must not be acknowledged"
+            assert take(harness, connector, 1) == [(2, "x")], (
+                "rows after the checkpoint must not be acknowledged"
+            )
 
     @rule(DOCUMENT, "epoch-idempotent", "notify_epoch_committed()")
     def test_epochs_may_be_notified_repeatedly_and_out_of_order(self, harness: ConnectorHarness) -> None:
@@ -101,7 +103,9 @@ class SourceConnectorConformance(ConnectorReading):
             for epoch in (epochs[2], epochs[0], epochs[2]):
                 connector.notify_epoch_committed(epoch)
             if harness.replays:
-                assert take(harness, connector, 1) == [(4, "x")], "an older epoch must not acknowledge later rows"
+                assert take(harness, connector, 1) == [(4, "x")], (
+                    "an older epoch must not acknowledge later rows"
+                )
 
     @rule(DOCUMENT, "epoch-errors", "notify_epoch_committed()")
     def test_unknown_epoch_acknowledges_nothing(self, harness: ConnectorHarness) -> None:
@@ -111,9 +115,13 @@ class SourceConnectorConformance(ConnectorReading):
             before = harness.acknowledged()
             beyond = connector.checkpoint().epoch + 1000
             if harness.acknowledges:
-                check_refused(lambda: connector.notify_epoch_committed(beyond), "an epoch that no checkpoint had")
+                check_refused(
+                    lambda: connector.notify_epoch_committed(beyond), "an epoch that no checkpoint had"
+                )
             harness.add((2, "x"))
-            assert take(harness, connector, 1) == [(2, "x")], "the connector must keep working after the error"
+            assert take(harness, connector, 1) == [(2, "x")], (
+                "the connector must keep working after the error"
+            )
             assert harness.acknowledged() == before
 
     # --- events and checkpoint requests ---------------------------------------------------------------------
@@ -153,7 +161,9 @@ class SourceConnectorConformance(ConnectorReading):
             if not harness.reshapes:
                 return
             assert flag is not None
-            assert connector.checkpoint_requested() is flag, "checkpoint_requested must return the same flag every time"
+            assert connector.checkpoint_requested() is flag, (
+                "checkpoint_requested must return the same flag every time"
+            )
             shape = next_batch(harness, connector).records.schema
             until_none(harness, connector)
             flag.clear()
@@ -179,7 +189,7 @@ class SourceConnectorConformance(ConnectorReading):
             until_none(harness, connector)
             assert connector.checkpoint_requested() is flag
 
-    # --- schemas --------------------------------------------------------------------------------------------------------
+    # --- schemas --------------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "arrow", "lifecycle", "schema()")
     def test_every_batch_has_the_columns_of_the_schema(self, harness: ConnectorHarness) -> None:
@@ -200,7 +210,9 @@ class SourceConnectorConformance(ConnectorReading):
     def test_schema_can_be_discovered_before_open(self, harness: ConnectorHarness) -> None:
         before = harness.open_resources()
         connector = harness.connector()
-        Background(lambda: connector.discover_schema(harness.config())).result(harness.deadline_seconds, "the result of discover_schema")
+        Background(lambda: connector.discover_schema(harness.config())).result(
+            harness.deadline_seconds, "the result of discover_schema"
+        )
         assert bool(connector.schema().names) == harness.discovers
         discovered = connector.schema()
         wait_for(
@@ -240,7 +252,9 @@ class SourceConnectorConformance(ConnectorReading):
                 harness.add((2, "x"))
                 reshaped = next_batch(harness, connector)
                 assert provider.schema_of(batch.partition) == reshaped.records.schema
-                assert provider.schema_of(batch.partition, early) == batch.records.schema, "the schema as of that offset"
+                assert provider.schema_of(batch.partition, early) == batch.records.schema, (
+                    "the schema as of that offset"
+                )
 
     @rule(DOCUMENT, "registry-aware", "as_schema_registry_aware()")
     def test_schemas_are_registered_if_the_connector_supports_it(self, harness: ConnectorHarness) -> None:
@@ -256,7 +270,9 @@ class SourceConnectorConformance(ConnectorReading):
             assert aware.look_up_schema(partition) is None, "check_compatibility must not register the schema"
             registered = aware.register_schema(partition)
             assert registered.subject == aware.subject_of(partition)
-            assert aware.register_schema(partition) == registered, "registering a schema again returns the same version"
+            assert aware.register_schema(partition) == registered, (
+                "registering a schema again returns the same version"
+            )
             assert aware.look_up_schema(partition) == registered
             assert aware.look_up_schema(partition, registered.version) == registered
             assert aware.look_up_schema(partition, registered.version + 1) is None
@@ -271,11 +287,17 @@ class SourceConnectorConformance(ConnectorReading):
         connector.open(harness.config())
         found.append(connector.health_check())
         take(harness, connector, 1)
-        found.append(Background(connector.health_check).result(harness.deadline_seconds, "a health check in another thread"))
+        found.append(
+            Background(connector.health_check).result(
+                harness.deadline_seconds, "a health check in another thread"
+            )
+        )
         connector.close()
         found.append(connector.health_check())
         assert all(isinstance(status, HealthStatus) for status in found)
-        assert found[2].health not in (Health.UNHEALTHY, Health.DEGRADED), f"the connector has just delivered a row: {found[2].why}"
+        assert found[2].health not in (Health.UNHEALTHY, Health.DEGRADED), (
+            f"the connector has just delivered a row: {found[2].why}"
+        )
 
     @rule(DOCUMENT, "metrics-now", "metrics()")
     def test_metrics_count_delivered_rows(self, harness: ConnectorHarness) -> None:
@@ -291,7 +313,9 @@ class SourceConnectorConformance(ConnectorReading):
             after = connector.metrics()
             if after == before:
                 return  # the connector has no metrics
-            assert after.records_total - before.records_total == sum(batch.records.num_rows for batch in batches)
+            assert after.records_total - before.records_total == sum(
+                batch.records.num_rows for batch in batches
+            )
             assert after.bytes_total > before.bytes_total
             assert after.errors_total == 0
         finally:

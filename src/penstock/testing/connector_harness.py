@@ -64,7 +64,10 @@ class ConnectorHarness(ABC):
         """Change the schema of the rows added from now on, for example by a column."""
 
     def acknowledged(self) -> object:
-        """The source's acknowledged position, as a comparable value. It changes only with an acknowledgement."""
+        """The source's acknowledged position, as a comparable value.
+
+        It changes only with an acknowledgement.
+        """
         return None
 
     def apply(self, target: list[Row], records: pa.RecordBatch) -> None:
@@ -115,7 +118,9 @@ def opened(harness: ConnectorHarness, stored: SourceCheckpoint | None = None) ->
         yield connector
 
 
-def next_batch(harness: ConnectorHarness, connector: SourceConnector, max_records: int = MAX_RECORDS) -> SourceBatch:
+def next_batch(
+    harness: ConnectorHarness, connector: SourceConnector, max_records: int = MAX_RECORDS
+) -> SourceBatch:
     """Poll until there is a batch."""
     deadline = time.monotonic() + harness.deadline_seconds
     while True:
@@ -127,7 +132,9 @@ def next_batch(harness: ConnectorHarness, connector: SourceConnector, max_record
         time.sleep(0.01)
 
 
-def apply_next(harness: ConnectorHarness, connector: SourceConnector, target: list[Row], max_records: int = MAX_RECORDS) -> None:
+def apply_next(
+    harness: ConnectorHarness, connector: SourceConnector, target: list[Row], max_records: int = MAX_RECORDS
+) -> None:
     harness.apply(target, next_batch(harness, connector, max_records).records)
 
 
@@ -178,7 +185,12 @@ def check_plain(checkpoint: SourceCheckpoint) -> None:
 
 
 def moved(harness: ConnectorHarness, before: object) -> None:
-    wait_for(lambda: harness.acknowledged() != before, f"an acknowledgement after {before}", harness.acknowledged, harness.deadline_seconds)
+    wait_for(
+        lambda: harness.acknowledged() != before,
+        f"an acknowledgement after {before}",
+        harness.acknowledged,
+        harness.deadline_seconds,
+    )
 
 
 DOCUMENT = "source_connector"
@@ -187,7 +199,7 @@ DOCUMENT = "source_connector"
 class ConnectorReading:
     """Tests of reading. Run them by `SourceConnectorConformance`, which adds the others."""
 
-    # --- lifecycle ------------------------------------------------------------------------------------------------------
+    # --- lifecycle ------------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "lifecycle", "open-once", "open()", "close()")
     def test_nothing_can_be_read_before_open_and_after_close(self, harness: ConnectorHarness) -> None:
@@ -230,7 +242,7 @@ class ConnectorReading:
             harness.deadline_seconds,
         )
 
-    # --- polling --------------------------------------------------------------------------------------------------------
+    # --- polling --------------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "external", "lifecycle", "poll_batch()")
     def test_every_row_is_delivered_once_and_in_order(self, harness: ConnectorHarness) -> None:
@@ -274,7 +286,7 @@ class ConnectorReading:
                 apply_next(harness, connector, target, 1)
             assert target == rows
 
-    # --- checkpoints ----------------------------------------------------------------------------------------------------
+    # --- checkpoints ----------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "checkpoint()")
     def test_a_checkpoint_is_plain_and_survives_as_text(self, harness: ConnectorHarness) -> None:
@@ -296,7 +308,9 @@ class ConnectorReading:
             assert taken[0] == taken[1] == taken[2], "checkpoints without reading in between must be equal"
             harness.add(*rows[2:])
             assert target + take(harness, connector, 2) == rows
-            assert harness.acknowledged() == acknowledged, "a checkpoint may never be stored, so taking it must not acknowledge"
+            assert harness.acknowledged() == acknowledged, (
+                "a checkpoint may never be stored, so taking it must not acknowledge"
+            )
 
     @rule(DOCUMENT, "checkpoint-enough", "restore()", "lifecycle")
     def test_every_checkpoint_can_be_resumed_from(self, harness: ConnectorHarness) -> None:
@@ -398,7 +412,9 @@ class ConnectorReading:
         connector.close()
 
     @rule(DOCUMENT, "replay", "no-replay", "supports_replay()")
-    def test_uncommitted_rows_are_redelivered_unless_replay_is_unsupported(self, harness: ConnectorHarness) -> None:
+    def test_uncommitted_rows_are_redelivered_unless_replay_is_unsupported(
+        self, harness: ConnectorHarness
+    ) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             assert connector.supports_replay() == harness.replays

@@ -68,7 +68,9 @@ def fetch(wanted: Coordinates, scratch: Path, hint: str) -> Path:
     _retrieve([wanted], scratch, "[artifact].[ext]", hint, transitive=False)
     file = scratch / f"{wanted.module}.{wanted.extension}"
     if not file.exists():
-        raise EnvironmentUnfitError(f"{wanted} could not be fetched: the artifact has no such file", hint=hint)
+        raise EnvironmentUnfitError(
+            f"{wanted} could not be fetched: the artifact has no such file", hint=hint
+        )
     return file
 
 
@@ -78,16 +80,29 @@ def fetch_program(wanted: Sequence[Coordinates], scratch: Path, hint: str) -> Pa
     return scratch / "jars"
 
 
-def _retrieve(wanted: Sequence[Coordinates], scratch: Path, pattern: str, hint: str, *, transitive: bool) -> None:
+def _retrieve(
+    wanted: Sequence[Coordinates], scratch: Path, pattern: str, hint: str, *, transitive: bool
+) -> None:
     description, names = scratch / "ivy.xml", ", ".join(map(str, wanted))
     description.write_text(_description(wanted, transitive=transitive), encoding="utf-8")
-    command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", str(_ivy()), "org.apache.ivy.Main", "-warn"]
+    command = [
+        str(find_java()),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        str(_ivy()),
+        "org.apache.ivy.Main",
+        "-warn",
+    ]
     command += ["-cache", str(scratch / "ivy"), "-ivy", str(description), "-types", wanted[0].extension]
     command += [*(["bundle"] if transitive else []), "-retrieve", str(scratch / pattern)]
     try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS)
+        done = subprocess.run(
+            command, cwd=scratch, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS
+        )
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentUnfitError(f"{names} was not fetched within {_FETCH_SECONDS:.0f} s", hint=hint) from error
+        raise EnvironmentUnfitError(
+            f"{names} was not fetched within {_FETCH_SECONDS:.0f} s", hint=hint
+        ) from error
     if done.returncode != 0:
         said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" \t:.")]
         raise EnvironmentUnfitError(f"{names} could not be fetched: {' | '.join(said[-5:])}", hint=hint)
@@ -145,12 +160,19 @@ def _ivy() -> Path:
     for folder in spark.submodule_search_locations or () if spark else ():
         for jar in Path(folder, "jars").glob("ivy-*.jar"):
             return jar
-    raise EnvironmentUnfitError("pyspark's jars contain no Ivy, which downloads artifacts", hint="pip install 'pyspark>=4.1,<4.4'")
+    raise EnvironmentUnfitError(
+        "pyspark's jars contain no Ivy, which downloads artifacts", hint="pip install 'pyspark>=4.1,<4.4'"
+    )
 
 
 _ORGANISATION = "io.zonky.test.postgres"
 _BINARIES_MODULE = "embedded-postgres-binaries-linux-{architecture}"
-_ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
+_ARCHITECTURES: Mapping[str, str] = {
+    "x86_64": "amd64",
+    "amd64": "amd64",
+    "aarch64": "arm64v8",
+    "arm64": "arm64v8",
+}
 _OTHER_SERVER = "or run the tests against another server: PENSTOCK_TEST_PG=<DSN>"
 
 

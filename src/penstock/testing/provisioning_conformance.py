@@ -50,7 +50,9 @@ class CaptureProvisioningConformance:
         assert harness.source_state() == before, "inspect_coverage must not change the source"
 
     @rule("wal_change_capture", "inspect_coverage()", "inspect")
-    def test_report_divides_required_tables_into_present_and_missing(self, harness: ProvisioningHarness) -> None:
+    def test_report_divides_required_tables_into_present_and_missing(
+        self, harness: ProvisioningHarness
+    ) -> None:
         first, *others = harness.tables
         harness.provisioning(privileged=True).ensure_coverage({first}, manage=True)
         report = harness.provisioning(privileged=True).inspect_coverage(set(harness.tables))

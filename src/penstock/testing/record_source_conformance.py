@@ -55,8 +55,17 @@ class RecordSourceConformance:
         with opened(harness) as source:
             rows = read_on(harness, source, None, 3)
             assert {record.operation for record in rows} == {Operation.SNAPSHOT}
-            assert {record.key["id"]: note(record) for record in rows} == {1: "note 1", 2: "note 2", 3: "note 3"}
-            events = [upsert(harness, 4, "four"), upsert(harness, 1, None), Delete(harness.table, {"id": 2}), Truncate(harness.table)]
+            assert {record.key["id"]: note(record) for record in rows} == {
+                1: "note 1",
+                2: "note 2",
+                3: "note 3",
+            }
+            events = [
+                upsert(harness, 4, "four"),
+                upsert(harness, 1, None),
+                Delete(harness.table, {"id": 2}),
+                Truncate(harness.table),
+            ]
             for event in events:
                 harness.commit(event)
             changes = read_on(harness, source, rows[-1].position, 4)
@@ -68,14 +77,18 @@ class RecordSourceConformance:
         ]
 
     @rule("record_source", "builds")
-    def test_record_has_key_payload_metadata_timestamp_and_a_unique_position(self, harness: RecordHarness) -> None:
+    def test_record_has_key_payload_metadata_timestamp_and_a_unique_position(
+        self, harness: RecordHarness
+    ) -> None:
         harness.insert(1)
         with opened(harness) as source:
             first = read(harness, source, None)
             harness.commit(upsert(harness, 1, "changed"), Delete(harness.table, {"id": 1}))
             changed, deleted = read_on(harness, source, first.position, 2)
         assert [dict(record.key) for record in (first, changed, deleted)] == [{"id": 1}] * 3
-        payloads = [None if record.payload is None else dict(record.payload) for record in (first, changed, deleted)]
+        payloads = [
+            None if record.payload is None else dict(record.payload) for record in (first, changed, deleted)
+        ]
         assert payloads == [{"id": 1, "note": "note 1"}, {"id": 1, "note": "changed"}, None]
         for record in (first, changed, deleted):
             assert record.table == harness.table
@@ -100,7 +113,7 @@ class RecordSourceConformance:
             harness.insert(4)
             assert apply(harness, source, [first]) == {2: "note 2", 3: "note 3", 4: "note 4", MARK: "mark"}
 
-    # --- positions ------------------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------
 
     @rule("record_source", "RecordSource.read()", "read-next")
     def test_same_position_gives_the_same_record(self, harness: RecordHarness) -> None:
@@ -158,7 +171,7 @@ class RecordSourceConformance:
                 assert error.recovery is not Recovery.RETRY, "a retry cannot succeed"
                 raises(RecordGoneError, partial(source.ack, RecordPosition(text)))
 
-    # --- acknowledging --------------------------------------------------------------------------------------------------
+    # --- acknowledging --------------------------------------------------------------------------------------
 
     def test_reading_and_teardown_acknowledge_nothing(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
@@ -228,7 +241,7 @@ class RecordSourceConformance:
         with opened(harness) as source:
             assert read(harness, source, rows[-1].position) == last
 
-    # --- snapshots ------------------------------------------------------------------------------------------------------
+    # --- snapshots ------------------------------------------------------------------------------------------
 
     @rule("record_source", "RecordSource.teardown()", "interrupt")
     def test_teardown_during_a_snapshot_raises_after_closing_everything(self, harness: RecordHarness) -> None:
@@ -258,7 +271,10 @@ class RecordSourceConformance:
             harness.commit(Delete(harness.table, {"id": 1}))
             harness.insert(2, 3)
             rows = read_on(harness, source, None, 2)
-            assert {seen(row) for row in rows} == {(Operation.SNAPSHOT, 2, "note 2"), (Operation.SNAPSHOT, 3, "note 3")}
+            assert {seen(row) for row in rows} == {
+                (Operation.SNAPSHOT, 2, "note 2"),
+                (Operation.SNAPSHOT, 3, "note 3"),
+            }
             harness.commit(Delete(harness.table, {"id": 2}))
             harness.insert(4)
             again = read_on(harness, source, None, 2)
@@ -299,7 +315,7 @@ class RecordSourceConformance:
         raises(InvalidUrlError, lambda: harness.source().open(harness.config_of_nobody()))
         check_as_before(harness, before)
 
-    # --- lifetime -------------------------------------------------------------------------------------------------------
+    # --- lifetime -------------------------------------------------------------------------------------------
 
     @rule("record_source", "no-rows")
     def test_source_that_is_not_open_has_no_rows(self, harness: RecordHarness) -> None:

@@ -14,7 +14,16 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.contracts.capture import Delete, Event, Upsert
-from penstock.contracts.records import OPERATION, TABLE, CdcIterator, Operation, Record, RecordPosition, RecordSource, Snapshotter
+from penstock.contracts.records import (
+    OPERATION,
+    TABLE,
+    CdcIterator,
+    Operation,
+    Record,
+    RecordPosition,
+    RecordSource,
+    Snapshotter,
+)
 from penstock.errors import NoRowsError, RecordNotFoundError, Recovery, SnapshotInterruptedError
 from penstock.schema import TableName
 from penstock.testing.rules import rule
@@ -57,16 +66,29 @@ class SnapshotterHarness(TableHarness):
 class SnapshotterConformance:
     """One test per rule of the contract; the test's name states the rule."""
 
-    @rule("record_source", "Snapshotter()", "Snapshotter.has_next()", "Snapshotter.next()", "initial", "loads", "another-row", "next-row")
+    @rule(
+        "record_source",
+        "Snapshotter()",
+        "Snapshotter.has_next()",
+        "Snapshotter.next()",
+        "initial",
+        "loads",
+        "another-row",
+        "next-row",
+    )
     def test_snapshot_has_the_rows_of_its_creation_time(self, harness: SnapshotterHarness) -> None:
         harness.insert(-1, 0, 1, 2)
         snapshotter = harness.snapshotter()
         harness.insert(3)
         harness.commit(Upsert(harness.table, {"id": 1}, {"id": 1, "note": "later"}))
         records = read_through(snapshotter)
-        assert {record.key["id"]: (record.payload or {}).get("note") for record in records} == {key: f"note {key}" for key in (-1, 0, 1, 2)}
+        assert {record.key["id"]: (record.payload or {}).get("note") for record in records} == {
+            key: f"note {key}" for key in (-1, 0, 1, 2)
+        }
         assert {record.operation for record in records} == {Operation.SNAPSHOT}
-        assert len({record.position for record in records}) == len(records), "every record must have its own position"
+        assert len({record.position for record in records}) == len(records), (
+            "every record must have its own position"
+        )
         snapshotter.teardown()
 
     @rule("record_source", "increments-position")
@@ -107,8 +129,18 @@ class SnapshotterConformance:
         raises(NoRowsError, snapshotter.next)
         snapshotter.teardown()
 
-    @rule("record_source", "Snapshotter.teardown()", "interrupt", "in-progress", "teardown-incomplete", "teardown-cleans", "teardown-first")
-    def test_teardown_of_an_incomplete_snapshot_raises_after_closing_everything(self, harness: SnapshotterHarness) -> None:
+    @rule(
+        "record_source",
+        "Snapshotter.teardown()",
+        "interrupt",
+        "in-progress",
+        "teardown-incomplete",
+        "teardown-cleans",
+        "teardown-first",
+    )
+    def test_teardown_of_an_incomplete_snapshot_raises_after_closing_everything(
+        self, harness: SnapshotterHarness
+    ) -> None:
         harness.insert(1, 2, 3)
         before = harness.open_resources()
         snapshotter = harness.snapshotter()
@@ -178,7 +210,14 @@ class CdcIteratorConformance:
         iterator.next()
         assert not iterator.has_next()
 
-    @rule("record_source", "CdcIterator.next()", "CdcIterator.push()", "push-appends", "next-in-buffer", "one-record")
+    @rule(
+        "record_source",
+        "CdcIterator.next()",
+        "CdcIterator.push()",
+        "push-appends",
+        "next-in-buffer",
+        "one-record",
+    )
     def test_records_are_returned_one_at_a_time_in_push_order(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         records = [a_record(number) for number in range(min(harness.capacity, 5))]
@@ -208,7 +247,12 @@ class CdcIteratorConformance:
                 pushed.append(number)
 
         pushing = Background(push_all)
-        wait_for(lambda: len(pushed) >= harness.capacity, "a full buffer", lambda: len(pushed), harness.deadline_seconds)
+        wait_for(
+            lambda: len(pushed) >= harness.capacity,
+            "a full buffer",
+            lambda: len(pushed),
+            harness.deadline_seconds,
+        )
         for number in range(total):
             # One more record may have been pushed without being counted yet; records that were read have left
             # the buffer.
@@ -225,7 +269,10 @@ class CdcIteratorConformance:
         iterator.teardown()
         for each in waiting:
             raises(NoRowsError, partial(each.result, harness.deadline_seconds, "the end of a next"))
-        raises(NoRowsError, lambda: Background(iterator.next).result(harness.deadline_seconds, "the end of a next"))
+        raises(
+            NoRowsError,
+            lambda: Background(iterator.next).result(harness.deadline_seconds, "the end of a next"),
+        )
         raises(NoRowsError, lambda: iterator.push(a_record(1)))
         assert not iterator.has_next()
 
@@ -245,7 +292,9 @@ class CdcIteratorConformance:
 
 def a_record(number: int) -> Record:
     metadata = {OPERATION: Operation.UPSERT.value, TABLE: "public.t"}
-    return Record(RecordPosition(str(number)), {"id": number}, {"id": number}, metadata, datetime.fromtimestamp(0, UTC))
+    return Record(
+        RecordPosition(str(number)), {"id": number}, {"id": number}, metadata, datetime.fromtimestamp(0, UTC)
+    )
 
 
 def read_through(snapshotter: Snapshotter) -> list[Record]:
@@ -274,7 +323,10 @@ def raises(kind: type[Failure], call: Callable[[], object]) -> Failure:
 
 def check_as_before(harness: TableHarness, before: object) -> None:
     wait_for(
-        lambda: harness.open_resources() == before, f"the resources of before, {before},", harness.open_resources, harness.deadline_seconds
+        lambda: harness.open_resources() == before,
+        f"the resources of before, {before},",
+        harness.open_resources,
+        harness.deadline_seconds,
     )
 
 
@@ -349,7 +401,9 @@ def read(harness: RecordHarness, source: RecordSource, position: RecordPosition 
     return found[0]
 
 
-def read_on(harness: RecordHarness, source: RecordSource, position: RecordPosition | None, count: int) -> list[Record]:
+def read_on(
+    harness: RecordHarness, source: RecordSource, position: RecordPosition | None, count: int
+) -> list[Record]:
     records: list[Record] = []
     for _ in range(count):
         records.append(read(harness, source, records[-1].position if records else position))

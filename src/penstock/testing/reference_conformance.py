@@ -85,7 +85,9 @@ class ReferenceHarness(ABC):
 class Follower:
     """A consumer that applies the snapshot and changes to `table`."""
 
-    def __init__(self, harness: ReferenceHarness, source: ReferenceTableSource, table: Table | None = None) -> None:
+    def __init__(
+        self, harness: ReferenceHarness, source: ReferenceTableSource, table: Table | None = None
+    ) -> None:
         self.source = source
         self.table: Table = dict(table or {})
         self.places: list[tuple[int, int]] = []
@@ -93,12 +95,16 @@ class Follower:
         self._deadline_seconds = harness.deadline_seconds
 
     def poll_snapshot(self) -> pa.RecordBatch | None:
-        batch = Background(self.source.poll_snapshot).result(self._deadline_seconds, "a batch of the snapshot or None")
+        batch = Background(self.source.poll_snapshot).result(
+            self._deadline_seconds, "a batch of the snapshot or None"
+        )
         self._apply(batch)
         return batch
 
     def poll_changes(self) -> pa.RecordBatch | None:
-        batch = Background(self.source.poll_changes).result(self._deadline_seconds, "a batch of changes or None")
+        batch = Background(self.source.poll_changes).result(
+            self._deadline_seconds, "a batch of changes or None"
+        )
         self._apply(batch)
         return batch
 
@@ -116,7 +122,10 @@ class Follower:
 
     def follow(self, expected: Table) -> None:
         """Poll until the table equals `expected` and there are no more changes."""
-        self.poll_until(lambda: self.table == expected, f"a table of {len(expected)} rows: {dict(list(expected.items())[:20])}")
+        self.poll_until(
+            lambda: self.table == expected,
+            f"a table of {len(expected)} rows: {dict(list(expected.items())[:20])}",
+        )
         while self.poll_changes() is not None:
             pass
         assert self.table == expected, "later changes made the table differ"
@@ -125,7 +134,9 @@ class Follower:
         if batch is None:
             return
         assert batch.num_rows > 0, "a batch must have rows; return None instead of an empty one"
-        assert batch.schema.names == reference_schema(self.source.schema()).names, "the table's columns, then the change columns"
+        assert batch.schema.names == reference_schema(self.source.schema()).names, (
+            "the table's columns, then the change columns"
+        )
         assert batch.schema.types == reference_schema(self.source.schema()).types
         for row in batch.to_pylist():
             self.places.append((row[COMMIT_VERSION], row[ORDINAL]))
@@ -141,7 +152,9 @@ class Follower:
 
 
 @contextmanager
-def following(harness: ReferenceHarness, checkpoint: SourceCheckpoint | None = None, table: Table | None = None) -> Iterator[Follower]:
+def following(
+    harness: ReferenceHarness, checkpoint: SourceCheckpoint | None = None, table: Table | None = None
+) -> Iterator[Follower]:
     """A consumer of a new source, restored from the checkpoint if there is one. Closes the source after the
     block.
     """
@@ -179,7 +192,7 @@ def check_refused(call: Callable[[], object], error: type[PenstockError]) -> Non
 class ReferenceTableConformance:
     """One test per rule of the contract; the test's name states the rule."""
 
-    # --- the snapshot -----------------------------------------------------------------------------------------------------
+    # --- the snapshot ---------------------------------------------------------------------------------------
 
     @rule("reference_table_source", "poll_snapshot()", "until-none", "next-batch", "some-or-none")
     def test_snapshot_returns_every_row_once_and_then_none(self, harness: ReferenceHarness) -> None:
@@ -227,7 +240,7 @@ class ReferenceTableConformance:
             assert follower.source.schema().names == ["id", "note"]
             assert follower.poll_snapshot() is None
 
-    # --- the changes ------------------------------------------------------------------------------------------------------
+    # --- the changes ----------------------------------------------------------------------------------------
 
     @rule("reference_table_source", "changes-or-none")
     def test_none_does_not_end_the_changes(self, harness: ReferenceHarness) -> None:
@@ -268,7 +281,11 @@ class ReferenceTableConformance:
         with following(harness) as follower:
             assert follower.poll_snapshot() is not None
             last = harness.many_rows - 1
-            harness.commit(upsert(harness.table, 0, "meanwhile"), delete(harness.table, last), upsert(harness.table, last + 1, "new"))
+            harness.commit(
+                upsert(harness.table, 0, "meanwhile"),
+                delete(harness.table, last),
+                upsert(harness.table, last + 1, "new"),
+            )
             follower.finish_snapshot()
             del expected[last]
             follower.follow({**expected, 0: "meanwhile", last + 1: "new"})
@@ -290,8 +307,12 @@ class ReferenceTableConformance:
             for note in ("a", "b", "c"):
                 harness.commit(*(upsert(harness.table, each, note) for each in range(3)))
                 follower.follow(dict.fromkeys(range(3), note))
-        assert all(one < next_one for one, next_one in pairwise(follower.places)), "(version, ordinal) must increase"
-        assert len({version for version, _ in follower.places}) == 3, "three transactions must have three versions"
+        assert all(one < next_one for one, next_one in pairwise(follower.places)), (
+            "(version, ordinal) must increase"
+        )
+        assert len({version for version, _ in follower.places}) == 3, (
+            "three transactions must have three versions"
+        )
 
     @rule("reference_table_source", "checkpoint()", "position")
     def test_table_is_consistent_whenever_the_checkpoint_moves(self, harness: ReferenceHarness) -> None:
@@ -324,7 +345,9 @@ class ReferenceTableConformance:
             follower.follow({**expected, 0: "later"})
 
     @rule("reference_table_source", "changes-errors")
-    def test_transaction_interrupted_by_an_error_is_redelivered_from_its_beginning(self, harness: ReferenceHarness) -> None:
+    def test_transaction_interrupted_by_an_error_is_redelivered_from_its_beginning(
+        self, harness: ReferenceHarness
+    ) -> None:
         if not harness.breaks:
             return
         with following(harness) as follower:
@@ -341,9 +364,11 @@ class ReferenceTableConformance:
                     follower.table.clear()
                     follower.places.clear()
             follower.follow(expected)
-            assert len(set(follower.places)) == len(follower.places), "every change must be delivered once after the restart"
+            assert len(set(follower.places)) == len(follower.places), (
+                "every change must be delivered once after the restart"
+            )
 
-    # --- checkpoint and restore ---------------------------------------------------------------------------------------------
+    # --- checkpoint and restore -----------------------------------------------------------------------------
 
     @rule("reference_table_source", "checkpoint()", "position")
     def test_checkpoint_has_no_effect_and_is_plain(self, harness: ReferenceHarness) -> None:
@@ -423,7 +448,9 @@ class ReferenceTableConformance:
             with following(harness, checkpoint) as follower:
                 follower.follow({2: "y"})
                 if harness.delivers_steps:
-                    assert follower.kinds.count(ChangeType.DELETE) == 1, "the older checkpoint must deliver all changes again"
+                    assert follower.kinds.count(ChangeType.DELETE) == 1, (
+                        "the older checkpoint must deliver all changes again"
+                    )
 
     @rule("reference_table_source", "resumes")
     def test_confirming_keeps_later_changes(self, harness: ReferenceHarness) -> None:
@@ -451,7 +478,7 @@ class ReferenceTableConformance:
         with following(harness) as follower:
             check_refused(partial(follower.source.restore, harness.foreign_checkpoint()), CheckpointError)
 
-    # --- closing ------------------------------------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------------------
 
     @rule("reference_table_source", "close()", "then-close", "releases", "close-errors")
     def test_close_may_come_at_any_time_and_more_than_once(self, harness: ReferenceHarness) -> None:

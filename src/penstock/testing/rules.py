@@ -1,7 +1,7 @@
 """Marks on conformance tests: which sentences of a contract's document a test covers.
 
-`docs/reference/contracts.md` is generated from these marks. The documents themselves are in `tools/contract_documents` of the repository,
-so that the suites run without them.
+`docs/reference/contracts.md` is generated from these marks. The documents themselves are in
+`tools/contract_documents` of the repository, so that the suites run without them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ Test = TypeVar("Test", bound=Callable[..., object])
 def rule(document: str, *sentences: str) -> Callable[[Test], Test]:
     """Decorator that names the sentences of a contract document that a test covers.
 
-    ```python
-    @rule("change_capture", "live()", "acks")
-    def test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness: CaptureHarness) -> None: ...
+    ```python @rule("change_capture", "live()", "acks") def
+    test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness: CaptureHarness) -> None: ...
     ```
     """
     if not sentences:
         raise LookupError(f"@rule({document!r}) names no sentence")
 
     def mark(test: Test) -> Test:
-        setattr(test, _SENTENCES, (*((document, sentence) for sentence in sentences), *covered_sentences(test)))
+        setattr(
+            test, _SENTENCES, (*((document, sentence) for sentence in sentences), *covered_sentences(test))
+        )
         return test
 
     return mark

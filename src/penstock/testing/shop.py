@@ -116,7 +116,9 @@ class ShopWorkload:
             for _ in range(self._random.randint(1, 4)):
                 step = self._random.choices(_STEPS, _WEIGHTS)[0]
                 # The server's row count does not include rows changed by cascades.
-                changes += connection.execute(step, {"n": self._random.randint(1, 3), "r": self._random.random()}).rowcount
+                changes += connection.execute(
+                    step, {"n": self._random.randint(1, 3), "r": self._random.random()}
+                ).rowcount
         self.transactions += 1
         if not transaction.force_rollback:
             self.changes += changes

@@ -22,7 +22,9 @@ class Background(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._results: list[T] = []
         self._failures: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, args=(call,), name="penstock-conformance", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(call,), name="penstock-conformance", daemon=True
+        )
         self._thread.start()
 
     def _run(self, call: Callable[[], T]) -> None:
@@ -56,7 +58,9 @@ def take(stream: ChangeStream, count: int, deadline_seconds: float) -> list[Chan
     except AssertionError as error:
         raise AssertionError(f"{error}; received before it: {[seen(change) for change in taken]}") from None
     except StopIteration:
-        raise AssertionError(f"the stream ended after {[seen(change) for change in taken]}; a live stream must not end") from None
+        raise AssertionError(
+            f"the stream ended after {[seen(change) for change in taken]}; a live stream must not end"
+        ) from None
     return taken
 
 
@@ -68,10 +72,14 @@ def take_until(stream: ChangeStream, last: Event, deadline_seconds: float) -> li
     return taken
 
 
-def wait_for(condition: Callable[[], bool], what: str, state: Callable[[], object], deadline_seconds: float) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, state: Callable[[], object], deadline_seconds: float
+) -> None:
     deadline = time.monotonic() + deadline_seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what} was not reached within {deadline_seconds:g} s; at the end: {state()}"
+        assert time.monotonic() < deadline, (
+            f"{what} was not reached within {deadline_seconds:g} s; at the end: {state()}"
+        )
         time.sleep(0.02)
 
 

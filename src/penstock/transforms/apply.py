@@ -1,4 +1,7 @@
-"""Apply a transform to rows and changes: filter, compute columns, report rows whose result is unknown. Pure; runs on executors."""
+"""Apply a transform to rows and changes: filter, compute columns, report rows whose result is unknown.
+
+Pure; runs on executors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow import Bools, bitmap
-from penstock.change import CHANGE_TYPE, EXACT, EXACT_TYPE, METADATA_FIELDS, UNCHANGED, ChangeCounts, ChangeType
+from penstock.change import (
+    CHANGE_TYPE,
+    EXACT,
+    EXACT_TYPE,
+    METADATA_FIELDS,
+    UNCHANGED,
+    ChangeCounts,
+    ChangeType,
+)
 from penstock.sinks.row_chains import is_kind
 from penstock.sinks.row_values import build_exact
 from penstock.transforms.columns import Made, MadeColumn, faults
@@ -18,7 +29,15 @@ from penstock.transforms.computed import Computed, TargetColumn
 from penstock.transforms.condition import TriState, Values
 from penstock.transforms.spark_exchange import Answers
 from penstock.transforms.transform import Fitted
-from penstock.transforms.values import Absences, Filled, fill, given_values, inexact, target_lists, typed_values
+from penstock.transforms.values import (
+    Absences,
+    Filled,
+    fill,
+    given_values,
+    inexact,
+    target_lists,
+    typed_values,
+)
 
 REASON = "_reason\0"
 """The column after a rejected row's own columns: the reason, which names columns and never values. No source
@@ -51,7 +70,10 @@ Doubts = list[tuple[str, Bools]]
 
 _FULL = "with REPLICA IDENTITY FULL every change has all values"
 _UNKNOWN = f"the filter depends on a value that the change lacks; {_FULL}"
-_ERROR = "Spark met an error, such as a text that is not a number, a number that is too large or a division by zero"
+_ERROR = (
+    "Spark met an error, such as a text that is not a number, a number that is too large or a "
+    "division by zero"
+)
 
 
 def judge(fitted: Fitted, block: pa.Table, answers: Answers | None = None) -> tuple[TriState, Doubts]:
@@ -87,7 +109,10 @@ def computed_faults(fitted: Fitted, block: pa.Table, answers: Answers | None) ->
     absences = Absences(block)
     beyond = {column.name: inexact(typed_values(block, column)) for column in fitted.query_columns}
     for each in fitted.computed:
-        unchanged, unheld = _any(block, [absences.of(name) for name in each.needs]), _any(block, [beyond[name] for name in each.needs])
+        unchanged, unheld = (
+            _any(block, [absences.of(name) for name in each.needs]),
+            _any(block, [beyond[name] for name in each.needs]),
+        )
         _, failed = answers.column(each)
         if len(each.needs) > 1:
             yield f"column {each.name!r} depends on a value that the change lacks; {_FULL}", unchanged
@@ -101,7 +126,10 @@ def _any(block: pa.Table, found: list[Bools]) -> Bools:
 
 _BLOCK_ROWS = 65_536
 _MATCHED_KINDS = (ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE)
-_ORPHAN = "an update moved the row into the filter without all of its values; with REPLICA IDENTITY FULL every change has all values"
+_ORPHAN = (
+    "an update moved the row into the filter without all of its values; with REPLICA IDENTITY FULL "
+    "every change has all values"
+)
 
 
 def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = None) -> Outcome:
@@ -131,7 +159,11 @@ def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None
     """
     filled: Filled | None = None
     source = changes
-    if fitted.needs_earlier_values and fitted.source.key and changes.column(UNCHANGED).null_count < changes.num_rows:
+    if (
+        fitted.needs_earlier_values
+        and fitted.source.key
+        and changes.column(UNCHANGED).null_count < changes.num_rows
+    ):
         filled = fill(changes, fitted.source.key)
         changes = filled.changes
     metadata = [pa.field(field.name, field.type) for field in METADATA_FIELDS]
@@ -209,12 +241,18 @@ def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
     for reason, where in doubts:
         reasons.add(reason, where & ~bare)
     stays = verdict.yes | bare
-    goes = ~stays & ~inserted & ~deleted & ~old & ~reasons.given if fitted.source.key else np.zeros_like(stays)
+    goes = (
+        ~stays & ~inserted & ~deleted & ~old & ~reasons.given if fitted.source.key else np.zeros_like(stays)
+    )
     made = _make(fitted.made, block, answers)
-    for reason, where in _faults({each: found for each, found in made.items() if each.name in fitted.key}, block.num_rows):
+    for reason, where in _faults(
+        {each: found for each, found in made.items() if each.name in fitted.key}, block.num_rows
+    ):
         reasons.add(reason, where & stays)
     # The other columns of a delete only matter with old rows, so their values do not reject it.
-    for reason, where in _faults({each: found for each, found in made.items() if each.name not in fitted.key}, block.num_rows):
+    for reason, where in _faults(
+        {each: found for each, found in made.items() if each.name not in fitted.key}, block.num_rows
+    ):
         reasons.add(reason, where & stays & ~bare)
     for reason, where in computed_faults(fitted, block, answers):
         reasons.add(reason, where & stays & ~bare)
@@ -225,19 +263,26 @@ def _spread(orphans: Bools, judged: Sequence[_Judged]) -> None:
     at = 0
     for each in judged:
         count = each.block.num_rows
-        each.reasons.add(_ORPHAN, orphans[at : at + count] & ~each.goes & ~each.left_out & ~is_kind(each.block, ChangeType.DELETE))
+        each.reasons.add(
+            _ORPHAN,
+            orphans[at : at + count] & ~each.goes & ~each.left_out & ~is_kind(each.block, ChangeType.DELETE),
+        )
         at += count
 
 
 def _kept(fitted: Fitted, judged: _Judged, schema: pa.Schema) -> pa.Table:
     block, goes = judged.block, judged.goes
     made = {
-        each: found if each.name in fitted.key else _without(found, goes | _valueless(each, found, judged.bare))
+        each: found
+        if each.name in fitted.key
+        else _without(found, goes | _valueless(each, found, judged.bare))
         for each, found in judged.made.items()
     }
     metadata = {field.name: block.column(field.name) for field in METADATA_FIELDS}
     if goes.any():
-        metadata[CHANGE_TYPE] = pc.if_else(_flags(goes), ChangeType.DELETE.value, metadata[CHANGE_TYPE].combine_chunks())
+        metadata[CHANGE_TYPE] = pc.if_else(
+            _flags(goes), ChangeType.DELETE.value, metadata[CHANGE_TYPE].combine_chunks()
+        )
         metadata[UNCHANGED] = _nulled(metadata[UNCHANGED].combine_chunks(), goes)
     metadata[UNCHANGED] = target_lists(_chunked(metadata[UNCHANGED]), fitted.names)
     metadata[EXACT] = _exact(made, block.num_rows)
@@ -245,7 +290,9 @@ def _kept(fitted: Fitted, judged: _Judged, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema).filter(_flags(~judged.left_out & ~judged.reasons.given))
 
 
-def _make(columns: Sequence[TargetColumn], block: pa.Table, answers: Answers | None = None) -> dict[TargetColumn, Made]:
+def _make(
+    columns: Sequence[TargetColumn], block: pa.Table, answers: Answers | None = None
+) -> dict[TargetColumn, Made]:
     return {each: _made(each, block, answers) for each in columns}
 
 
@@ -261,7 +308,9 @@ def _faults(made: dict[TargetColumn, Made], count: int) -> list[tuple[str, Bools
 
 
 def _exact(made: Mapping[TargetColumn, Made], count: int) -> pa.Array:
-    return build_exact({each.name: _chunked(found.texts) for each, found in made.items() if found.texts is not None}, count)
+    return build_exact(
+        {each.name: _chunked(found.texts) for each, found in made.items() if found.texts is not None}, count
+    )
 
 
 def _valueless(column: TargetColumn, made: Made, bare: Bools) -> Bools:
@@ -274,7 +323,9 @@ def _valueless(column: TargetColumn, made: Made, bare: Bools) -> Bools:
 def _without(made: Made, rows: Bools) -> Made:
     if not rows.any():
         return made
-    return Made(_nulled(made.values, rows), None if made.texts is None else _nulled(made.texts, rows), made.failed)
+    return Made(
+        _nulled(made.values, rows), None if made.texts is None else _nulled(made.texts, rows), made.failed
+    )
 
 
 def _nulled(values: pa.Array, rows: Bools) -> pa.Array:

@@ -31,7 +31,9 @@ def typed(column: Column) -> Column:
     if not is_text_form(column):
         return column
     reader = builtin_reader(column.type_oid) or TEXT
-    return replace(column, arrow_type=text_type(reader).arrow_type(column.type_modifier, TypePolicy.DEFAULT), reader="")
+    return replace(
+        column, arrow_type=text_type(reader).arrow_type(column.type_modifier, TypePolicy.DEFAULT), reader=""
+    )
 
 
 def plain_text(values: pa.Array) -> pa.Array:
@@ -63,7 +65,9 @@ def with_elements(values: pa.ListArray, elements: pa.Array) -> pa.ListArray:
 def by_value(values: pa.Array, function: Callable[..., object], arrow_type: pa.DataType) -> pa.Array:
     """Apply `function` to each value, once per distinct value. Null stays null."""
     encoded = values.dictionary_encode()
-    return pa.array([function(value) for value in encoded.dictionary.to_pylist()], arrow_type).take(encoded.indices)
+    return pa.array([function(value) for value in encoded.dictionary.to_pylist()], arrow_type).take(
+        encoded.indices
+    )
 
 
 def _array_text(values: list[str | None]) -> str:
@@ -85,12 +89,23 @@ TYPE_NAMES: Final = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-_OIDS: Final = {"string": 25, "boolean": 16, "smallint": 21, "int": 23, "bigint": 20, "double": 701, "date": 1082}
+_OIDS: Final = {
+    "string": 25,
+    "boolean": 16,
+    "smallint": 21,
+    "int": 23,
+    "bigint": 20,
+    "double": 701,
+    "date": 1082,
+}
 _OIDS_OF_TIMES: Final = {"timestamp": 1184, "timestamp_ntz": 1114}
 _NUMERIC_OID = 1700
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 _ZONED = r":.*(Z|[+-]\d\d(:?\d\d)?)$"
-_BOOLEANS: Final = {**dict.fromkeys(("t", "true", "y", "yes", "1"), True), **dict.fromkeys(("f", "false", "n", "no", "0"), False)}
+_BOOLEANS: Final = {
+    **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
+    **dict.fromkeys(("f", "false", "n", "no", "0"), False),
+}
 
 
 def parse_cast(name: str) -> pa.DataType:
@@ -100,7 +115,9 @@ def parse_cast(name: str) -> pa.DataType:
     if match is not None and 1 <= int(match[1]) <= 38 and int(match[2]) <= int(match[1]):
         return pa.decimal128(int(match[1]), int(match[2]))
     if plain not in TYPE_NAMES:
-        raise ValueError(f"{name!r} is not a supported type; use one of {', '.join(TYPE_NAMES)}, decimal(p,s)")
+        raise ValueError(
+            f"{name!r} is not a supported type; use one of {', '.join(TYPE_NAMES)}, decimal(p,s)"
+        )
     return TYPE_NAMES[plain]
 
 
@@ -121,7 +138,9 @@ def can_cast(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_string(wanted):
         return not pa.types.is_floating(given)
     if pa.types.is_temporal(given) or pa.types.is_temporal(wanted):
-        return bool(pa.types.is_temporal(given) and pa.types.is_temporal(wanted)) and not _changes_zone(given, wanted)
+        return bool(pa.types.is_temporal(given) and pa.types.is_temporal(wanted)) and not _changes_zone(
+            given, wanted
+        )
     if pa.types.is_boolean(given) or pa.types.is_boolean(wanted):
         return bool(pa.types.is_integer(wanted))
     return not (pa.types.is_floating(given) and not pa.types.is_floating(wanted))
@@ -135,10 +154,14 @@ def keeps_apart(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether the cast maps different values to different values, which a key requires."""
     is_whole = pa.types.is_integer(given)
     wider = is_whole and pa.types.is_integer(wanted) and wanted.bit_width >= given.bit_width
-    return bool(given == wanted or wider or (pa.types.is_string(wanted) and (is_whole or pa.types.is_date(given))))
+    return bool(
+        given == wanted or wider or (pa.types.is_string(wanted) and (is_whole or pa.types.is_date(given)))
+    )
 
 
-def cast_values(values: pa.Array, wanted: pa.DataType, texts: pa.Array | None = None) -> tuple[pa.Array, Bools]:
+def cast_values(
+    values: pa.Array, wanted: pa.DataType, texts: pa.Array | None = None
+) -> tuple[pa.Array, Bools]:
     """The cast values, and which casts failed. `texts` has the exact text of values that the source type
     cannot hold.
     """
@@ -157,7 +180,9 @@ def _cast(values: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, Bools]:
     except pa.ArrowInvalid:
         pass
     encoded = values.dictionary_encode()
-    held = pa.concat_arrays([_one(convert, encoded.dictionary[at : at + 1], wanted) for at in range(len(encoded.dictionary))])
+    held = pa.concat_arrays(
+        [_one(convert, encoded.dictionary[at : at + 1], wanted) for at in range(len(encoded.dictionary))]
+    )
     found = held.take(encoded.indices)
     return found, as_bools(pc.and_(found.is_null(), values.is_valid()))
 
@@ -187,7 +212,9 @@ def _parsed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
         return by_value(trimmed, lambda text: _decimal(text, wanted), wanted)
     if pa.types.is_timestamp(wanted) and wanted.tz:
         # UTC if there is no zone
-        trimmed = pc.if_else(pc.match_substring_regex(trimmed, _ZONED), trimmed, pc.binary_join_element_wise(trimmed, "Z", ""))
+        trimmed = pc.if_else(
+            pc.match_substring_regex(trimmed, _ZONED), trimmed, pc.binary_join_element_wise(trimmed, "Z", "")
+        )
     found = trimmed.cast(wanted)
     if pa.types.is_floating(wanted):
         _check_floats(trimmed, found)

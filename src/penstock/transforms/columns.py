@@ -1,7 +1,7 @@
 """Column transforms: keep, rename, hash with a key, mask, cast.
 
-HMAC-SHA-256 of the value's text in one fixed form, as 64 hexadecimal digits. Null stays null. An array is hashed element by element, so
-that it can still be unnested and joined.
+HMAC-SHA-256 of the value's text in one fixed form, as 64 hexadecimal digits. Null stays null. An array is
+hashed element by element, so that it can still be unnested and joined.
 
 | type | text |
 |---|---|
@@ -72,7 +72,10 @@ def hash_texts(texts: pa.Array, key: Secret, arrow_type: pa.DataType) -> pa.Arra
     """The canonical text of values that a column type cannot hold, from Postgres' text."""
     digest = _digester(key)
     is_number = pa.types.is_decimal(arrow_type)
-    found = [None if text is None else digest(_plain_number(text) if is_number else text) for text in texts.to_pylist()]
+    found = [
+        None if text is None else digest(_plain_number(text) if is_number else text)
+        for text in texts.to_pylist()
+    ]
     return pa.array(found, pa.string())
 
 
@@ -141,7 +144,9 @@ class Mask:
         head = pc.utf8_slice_codeunits(values, 0, self.first) if self.first else ""
         tail = pc.utf8_slice_codeunits(values, -self.last, 2**31 - 1) if self.last else ""
         masked = pc.binary_join_element_wise(head, STARS, tail, "")
-        return pc.if_else(pc.greater(pc.utf8_length(values), shown), masked, pc.if_else(values.is_valid(), STARS, values))
+        return pc.if_else(
+            pc.greater(pc.utf8_length(values), shown), masked, pc.if_else(values.is_valid(), STARS, values)
+        )
 
 
 _TEXT_OID, _TEXTS_OID = 25, 1009
@@ -194,7 +199,11 @@ class Hash(Action):
 
     @override
     def why_not(self, column: Column) -> str | None:
-        return None if can_hash(column.arrow_type) else f"values of type {column.arrow_type} cannot be hashed: drop it"
+        return (
+            None
+            if can_hash(column.arrow_type)
+            else f"values of type {column.arrow_type} cannot be hashed: drop it"
+        )
 
     @override
     def becomes(self, column: Column) -> pa.DataType:
@@ -224,7 +233,11 @@ class Masked(Action):
 
     @override
     def why_not(self, column: Column) -> str | None:
-        return None if can_mask(column.arrow_type) else f"only texts can be masked, not {column.arrow_type}: hash it, or cast it to string"
+        return (
+            None
+            if can_mask(column.arrow_type)
+            else f"only texts can be masked, not {column.arrow_type}: hash it, or cast it to string"
+        )
 
     @override
     def becomes(self, column: Column) -> pa.DataType:
@@ -289,7 +302,9 @@ class MadeColumn:
     def keeps_apart(self) -> bool:
         """Whether the column can be part of a key."""
         if isinstance(self.action, CastTo):
-            return self.action.mask is None and keeps_apart(typed(self.source).arrow_type, parse_cast(self.action.name))
+            return self.action.mask is None and keeps_apart(
+                typed(self.source).arrow_type, parse_cast(self.action.name)
+            )
         return self.action is None or self.action.keeps_apart
 
     @property

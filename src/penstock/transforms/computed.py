@@ -1,4 +1,6 @@
-"""Target columns that Spark computes from source columns, the query for them, and checks that a target can store them."""
+"""Target columns that Spark computes from source columns, the query for them, and checks that a target can
+store them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from pyarrow import types
 from penstock.postgres.types.registry import TEXT
 from penstock.schema import Column, TableSchema
 from penstock.spark.query import Analysis, Selected
-from penstock.transforms.casts import array_text, is_text_form, plain_text, postgres_type, typed, with_elements
+from penstock.transforms.casts import (
+    array_text,
+    is_text_form,
+    plain_text,
+    postgres_type,
+    typed,
+    with_elements,
+)
 from penstock.transforms.columns import MadeColumn
 
 _KINDS: Final = {
@@ -96,7 +105,9 @@ def _text(values: pa.Array) -> pa.Array:
     if types.is_list(values.type):
         return array_text(with_elements(values, _text(values.flatten())))
     if types.is_binary(values.type):
-        return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
+        return pa.array(
+            [None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string()
+        )
     return values.cast(pa.string()) if types.is_floating(values.type) else plain_text(values)
 
 
@@ -134,13 +145,20 @@ def target_columns(analysis: Analysis, source: TableSchema) -> tuple[TargetColum
 
 def _target_column(selected: Selected, place: int, source: TableSchema) -> TargetColumn:
     if selected.is_plain:
-        return MadeColumn(next(column for column in source.columns if column.name == selected.needs[0]), selected.name)
+        return MadeColumn(
+            next(column for column in source.columns if column.name == selected.needs[0]), selected.name
+        )
     if _UNNAMED.search(selected.name):
         raise ValueError(f"column {selected.name!r} has no name: write {selected.name} AS …")
     arrow_type = read_kind(selected.kind)
     if arrow_type is None:
         remedy = (
-            "CAST(NULL AS …) gives null a type" if selected.kind == '"void"' else "to_json(…) makes a text of it, CAST(… AS …) another type"
+            "CAST(NULL AS …) gives null a type"
+            if selected.kind == '"void"'
+            else "to_json(…) makes a text of it, CAST(… AS …) another type"
         )
-        raise ValueError(f"column {selected.name!r} would have the type {selected.kind}, which targets do not support: {remedy}")
+        raise ValueError(
+            f"column {selected.name!r} would have the type {selected.kind}, which targets do not support: "
+            f"{remedy}"
+        )
     return Computed(selected.name, place, selected.needs, arrow_type, any(map(is_text_form, source.columns)))

@@ -32,7 +32,9 @@ def is_comparable(left: pa.DataType, right: pa.DataType) -> bool:
     """Whether Spark compares the two types without conversion, or as numbers. False for decimals with floats,
     because Spark rounds these.
     """
-    mixed = (pa.types.is_decimal(left) and pa.types.is_floating(right)) or (pa.types.is_floating(left) and pa.types.is_decimal(right))
+    mixed = (pa.types.is_decimal(left) and pa.types.is_floating(right)) or (
+        pa.types.is_floating(left) and pa.types.is_decimal(right)
+    )
     return not mixed and _family(left) is not None and _family(left) == _family(right)
 
 
@@ -49,7 +51,9 @@ def compare(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
     """`sign` is an SQL comparison operator, or `<=>`, which is never null."""
     if sign == "<=>":
         equal = compare("=", left, right)
-        return pc.if_else(pc.and_(left.is_valid(), right.is_valid()), equal, pc.and_(left.is_null(), right.is_null()))
+        return pc.if_else(
+            pc.and_(left.is_valid(), right.is_valid()), equal, pc.and_(left.is_null(), right.is_null())
+        )
     left, right = _alike(left, right)
     if pa.types.is_floating(left.type):
         # NaN is greater than every number, so ranks are compared where either side is NaN.
@@ -171,7 +175,9 @@ class Cast:
         given = self.operand.type_in(types)
         is_whole = pa.types.is_integer(given)
         if pa.types.is_string(self.arrow_type):
-            is_safe = is_whole or pa.types.is_date(given) or pa.types.is_string(given) or pa.types.is_boolean(given)
+            is_safe = (
+                is_whole or pa.types.is_date(given) or pa.types.is_string(given) or pa.types.is_boolean(given)
+            )
         else:
             is_safe = given == self.arrow_type or (is_whole and pa.types.is_int64(self.arrow_type))
         if not is_safe:
@@ -231,7 +237,9 @@ class Compared:
 
     def judge(self, rows: Values) -> TriState:
         (left, unknown), (right, also) = self.left.values(rows), self.right.values(rows)
-        return TriState.of(compare(self.sign, _spread(left, rows.count), _spread(right, rows.count)), unknown | also)
+        return TriState.of(
+            compare(self.sign, _spread(left, rows.count), _spread(right, rows.count)), unknown | also
+        )
 
 
 @dataclass(frozen=True, slots=True)

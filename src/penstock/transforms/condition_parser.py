@@ -16,7 +16,20 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.transforms.condition import Cast, Compared, Condition, IsNull, Joined, Like, Literal, Named, Not, NotSimple, Operand, Truth
+from penstock.transforms.condition import (
+    Cast,
+    Compared,
+    Condition,
+    IsNull,
+    Joined,
+    Like,
+    Literal,
+    Named,
+    Not,
+    NotSimple,
+    Operand,
+    Truth,
+)
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -28,9 +41,36 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_SIGNS: Final = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "<=>": "<=>"}
+_SIGNS: Final = {
+    "=": "=",
+    "==": "=",
+    "<>": "<>",
+    "!=": "<>",
+    "<": "<",
+    "<=": "<=",
+    ">": ">",
+    ">=": ">=",
+    "<=>": "<=>",
+}
 _RESERVED: Final = frozenset(
-    ("and", "or", "not", "in", "is", "null", "between", "like", "true", "false", "cast", "as", "case", "when", "interval", "escape")
+    (
+        "and",
+        "or",
+        "not",
+        "in",
+        "is",
+        "null",
+        "between",
+        "like",
+        "true",
+        "false",
+        "cast",
+        "as",
+        "case",
+        "when",
+        "interval",
+        "escape",
+    )
 )
 _CASTS: Final = {"string": pa.string(), "bigint": pa.int64(), "long": pa.int64()}
 _MOST_DIGITS = 38
@@ -71,7 +111,8 @@ class _Parser:
             raise NotSimple(f"{self._tokens[self._at][1]!r}, where the condition might end")
         return found
 
-    # words and signs ---------------------------------------------------------------------------------------------------------------
+    # words and signs
+    # --------------------------------------------------------------------------------------------------------
 
     def _peek(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "")
@@ -99,7 +140,8 @@ class _Parser:
         if not self._sign(sign):
             raise NotSimple(f"{self._peek()[1]!r}, where {sign!r} might stand")
 
-    # conditions --------------------------------------------------------------------------------------------------------------------
+    # conditions
+    # --------------------------------------------------------------------------------------------------------
 
     def _or(self) -> Condition:
         parts = [self._and()]
@@ -176,9 +218,12 @@ class _Parser:
         """A comparison of two expressions. As in Spark, a text that is compared with a date or time is
         converted to it, and a number that is compared with a float becomes a float.
         """
-        return Compared(sign, _suited(left, right.type_in(self._columns)), _suited(right, left.type_in(self._columns)))
+        return Compared(
+            sign, _suited(left, right.type_in(self._columns)), _suited(right, left.type_in(self._columns))
+        )
 
-    # operands ----------------------------------------------------------------------------------------------------------------------
+    # operands
+    # --------------------------------------------------------------------------------------------------------
 
     def _operand(self) -> Operand:
         kind, text = self._take()
@@ -223,7 +268,9 @@ class _Parser:
 def _resolve(text: str, columns: Collection[str]) -> str:
     """Resolve a column name. Names are case-sensitive, as everywhere in the configuration."""
     if text not in columns:
-        raise ConfigError(f"there is no column {text!r}", hint=f"the columns are {', '.join(sorted(columns))}")
+        raise ConfigError(
+            f"there is no column {text!r}", hint=f"the columns are {', '.join(sorted(columns))}"
+        )
     return text
 
 
@@ -258,7 +305,9 @@ def _suited(operand: Operand, beside: pa.DataType) -> Operand:
 
 def _date(text: str) -> pa.Scalar:
     try:
-        return pa.scalar(date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else _none(), pa.date32())
+        return pa.scalar(
+            date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else _none(), pa.date32()
+        )
     except ValueError:
         raise NotSimple("a date that is not written as 2024-12-31") from None
 

@@ -82,7 +82,9 @@ def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) 
     numbers = as_arrow(np.arange(rows.num_rows) + (group << _ROW_BITS), pa.int64())
     path = Path(directory) / f"{group}-{secrets.token_hex(8)}.parquet"
     with storage.open_new(path) as file:
-        pq.write_table(pa.table({**columns, row_column(fitted.source.column_names): numbers}), file, compression="none")
+        pq.write_table(
+            pa.table({**columns, row_column(fitted.source.column_names): numbers}), file, compression="none"
+        )
     return str(path.absolute())
 
 
@@ -93,7 +95,11 @@ def read_answers(fitted: Fitted, directory: str, group: int, count: int) -> Answ
     number, first = row_column(fitted.source.column_names), group << _ROW_BITS
     files = sorted(map(str, storage.list_paths(Path(directory), "*.parquet")))
     wanted = (pc.field(number) >= first) & (pc.field(number) < first + count)
-    found = pq.read_table(files, filters=wanted).sort_by(number) if files else pa.table({number: pa.array([], pa.int64())})
+    found = (
+        pq.read_table(files, filters=wanted).sort_by(number)
+        if files
+        else pa.table({number: pa.array([], pa.int64())})
+    )
     if found.num_rows != count:
         raise SinkError(f"Spark evaluated {found.num_rows:,} of {count:,} rows of {fitted.source.name}")
     return Answers(found.drop_columns([number]))

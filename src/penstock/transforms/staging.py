@@ -29,7 +29,13 @@ from penstock.sinks.row_values import build_exact
 from penstock.sinks.slice_reader import read_slices
 from penstock.spool.manifest import SegmentFile
 from penstock.spool.reader import FileSlice
-from penstock.transforms.apply import Outcome, count_changes, transform_changes, transform_keys, transform_rows
+from penstock.transforms.apply import (
+    Outcome,
+    count_changes,
+    transform_changes,
+    transform_keys,
+    transform_rows,
+)
 from penstock.transforms.spark_exchange import read_answers, write_questions
 from penstock.transforms.transform import Fitted
 
@@ -54,7 +60,9 @@ class StageTask:
         return enumerate(groups, self.first)
 
 
-def plan_stages(slices: Sequence[FileSlice], fitted: Fitted, directory: Path, parallelism: int) -> list[StageTask]:
+def plan_stages(
+    slices: Sequence[FileSlice], fitted: Fitted, directory: Path, parallelism: int
+) -> list[StageTask]:
     """Divide changes into tasks. All changes are in one task if some have unchanged TOAST values on which a
     result may depend.
     """
@@ -62,13 +70,19 @@ def plan_stages(slices: Sequence[FileSlice], fitted: Fitted, directory: Path, pa
     if fitted.needs_earlier_values and counts.unchanged:
         return [StageTask(tuple(slices), fitted, str(directory), together=True)]
     size = -(-len(slices) // max(1, parallelism))
-    return [StageTask(tuple(slices[at : at + size]), fitted, str(directory), False, at) for at in range(0, len(slices), size)]
+    return [
+        StageTask(tuple(slices[at : at + size]), fitted, str(directory), False, at)
+        for at in range(0, len(slices), size)
+    ]
 
 
 def ask(task: StageTask) -> list[str]:
     """Write the input of Spark expressions; returns the files."""
     fitted = task.fitted
-    found = (write_questions(fitted, read_source(group, fitted.source), task.directory, number) for number, group in task.groups)
+    found = (
+        write_questions(fitted, read_source(group, fitted.source), task.directory, number)
+        for number, group in task.groups
+    )
     return [path for path in found if path is not None]
 
 
@@ -92,7 +106,10 @@ def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSli
         pq.write_table(kept, file, compression="none", use_dictionary=False)
     counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
     # The positions of the rows are not used: replayed dead letters have earlier positions.
-    low = min(slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1) for slice in slices)
+    low = min(
+        slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1)
+        for slice in slices
+    )
     high = max(slice.upto or slice.file.max_position for slice in slices)
     file = SegmentFile(fitted.schema, path.name, kept.num_rows, storage.size_bytes(path), counts, low, high)
     return FileSlice(path.absolute(), file, None, None)
@@ -110,7 +127,8 @@ def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
         reason, count = next(iter(outcome.reasons.items()))
         raise RowRefusedError(
             f"{count:,} rows of {source.name} cannot be transformed: {reason}",
-            hint=f"correct the rows or the rule, then resync the table: penstock tables resync CONFIG {source.name}",
+            hint="correct the rows or the rule, then resync the table: penstock tables resync CONFIG "
+            f"{source.name}",
         )
     return outcome.kept
 
@@ -121,7 +139,10 @@ def divert_rejected(outcome: Outcome, source: TableSchema, on_rejected: OnReject
         return kept_of(outcome, source)
     for batch in outcome.refused.to_batches():
         own = batch.num_columns - 1  # a table may have a column with the name of `REASON`
-        on_rejected(batch.select(list(range(own))), [RowRefusedError(reason) for reason in batch.column(own).to_pylist()])
+        on_rejected(
+            batch.select(list(range(own))),
+            [RowRefusedError(reason) for reason in batch.column(own).to_pylist()],
+        )
     return outcome.kept
 
 
@@ -138,7 +159,9 @@ class BatchTransform:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fitted = self.fitted
         for number, batch in enumerate(batches):
-            answers = None if self.answers is None else read_answers(fitted, self.answers, number, batch.num_rows)
+            answers = (
+                None if self.answers is None else read_answers(fitted, self.answers, number, batch.num_rows)
+            )
             outcome = transform_rows(fitted, pa.Table.from_batches([batch]), answers)
             yield from divert_rejected(outcome, fitted.source, self.on_rejected).to_batches()
 
@@ -182,7 +205,9 @@ def _keys(task: KeysTask) -> SnapshotFile:
         named[match_column(at)] = made.column(name)
         named[match_text_column(at)] = pa.nulls(made.num_rows, pa.string()) if exact is None else exact
     table = pa.table(named)
-    return write_batches(iter(table.to_batches()), SnapshotPlace(task.directory, table.schema, "keys"), task.index)
+    return write_batches(
+        iter(table.to_batches()), SnapshotPlace(task.directory, table.schema, "keys"), task.index
+    )
 
 
 def _rows(task: KeysTask, on_rejected: OnRejected | None) -> SnapshotFile:
@@ -197,4 +222,11 @@ def _source_rows(task: KeysTask) -> pa.Table:
     source = task.fitted.source
     names = [*(value_column(at) for at in range(len(source.columns))), EXACT]
     rows = _read(task.path).select(names).rename_columns([*source.column_names, EXACT])
-    return rows.cast(pa.schema([*(pa.field(column.name, column.arrow_type) for column in source.columns), pa.field(EXACT, EXACT_TYPE)]))
+    return rows.cast(
+        pa.schema(
+            [
+                *(pa.field(column.name, column.arrow_type) for column in source.columns),
+                pa.field(EXACT, EXACT_TYPE),
+            ]
+        )
+    )

@@ -24,7 +24,16 @@ from penstock.secret import Secret
 from penstock.sinks.base import Target
 from penstock.spark.query import Analysis
 from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Mask, Masked
-from penstock.transforms.computed import Analyse, Computed, Query, TargetColumn, ask_spark, query_of, spark_columns, target_columns
+from penstock.transforms.computed import (
+    Analyse,
+    Computed,
+    Query,
+    TargetColumn,
+    ask_spark,
+    query_of,
+    spark_columns,
+    target_columns,
+)
 from penstock.transforms.condition import Condition, NotSimple
 from penstock.transforms.condition_parser import parse_condition
 
@@ -90,7 +99,9 @@ class Transform:
         if self.needs_key:
             self._check_key(source, made)
         key = tuple(each.name for each in key_columns(source, made))
-        return Fitted(source, made, key if len(key) == len(source.key) else (), condition, self.fingerprint, query)
+        return Fitted(
+            source, made, key if len(key) == len(source.key) else (), condition, self.fingerprint, query
+        )
 
     def _kept(self, source: TableSchema) -> tuple[TargetColumn, ...]:
         self._check_named(source)
@@ -106,7 +117,9 @@ class Transform:
             made = target_columns(analysis, source)
         except ValueError as error:
             _refuse(source, f"sql: {error}")
-        needs_query = analysis.condition_columns is not None or any(isinstance(each, Computed) for each in made)
+        needs_query = analysis.condition_columns is not None or any(
+            isinstance(each, Computed) for each in made
+        )
         return made, Query(text, analysis.condition_columns) if needs_query else None
 
     def _analysis(self, source: TableSchema, text: str) -> Analysis:
@@ -138,11 +151,23 @@ class Transform:
         kept = {each.source.name: each for each in key_columns(source, made)}
         for name in source.key:
             if name not in kept and self.sql is not None:
-                _refuse(source, f"column {name!r} is part of the key, and has to be selected as it is, unless the mode is append")
+                _refuse(
+                    source,
+                    f"column {name!r} is part of the key, and has to be selected as it is, unless the mode "
+                    "is append",
+                )
             if name not in kept:
-                _refuse(source, f"column {name!r} is part of the key, and cannot be dropped unless the mode is append: hash it instead")
+                _refuse(
+                    source,
+                    f"column {name!r} is part of the key, and cannot be dropped unless the mode is append: "
+                    "hash it instead",
+                )
             if not kept[name].keeps_apart:
-                _refuse(source, f"column {name!r} is part of the key, and different keys could become equal: hash it instead")
+                _refuse(
+                    source,
+                    f"column {name!r} is part of the key, and different keys could become equal: hash it "
+                    "instead",
+                )
 
     def _condition(self, source: TableSchema) -> Condition | None:
         """The parsed filter; None if there is no filter, or Spark evaluates it."""
@@ -179,7 +204,9 @@ class Fitted:
 
     @property
     def is_filter(self) -> bool:
-        return self.condition is not None or (self.query is not None and self.query.condition_columns is not None)
+        return self.condition is not None or (
+            self.query is not None and self.query.condition_columns is not None
+        )
 
     @property
     def needs_earlier_values(self) -> bool:
@@ -256,9 +283,14 @@ def _check_names(source: TableSchema, made: tuple[TargetColumn, ...]) -> None:
     for each in made:
         other = seen.setdefault(each.name.casefold(), each)
         if other is not each:
-            _refuse(source, f"columns {_origin(other)!r} and {_origin(each)!r} would both be called {each.name!r}")
+            _refuse(
+                source, f"columns {_origin(other)!r} and {_origin(each)!r} would both be called {each.name!r}"
+            )
         if each.name in METADATA_NAMES:
-            _refuse(source, f"column {_origin(each)!r} cannot be called {each.name!r}, a name that every change has")
+            _refuse(
+                source,
+                f"column {_origin(each)!r} cannot be called {each.name!r}, a name that every change has",
+            )
 
 
 def _origin(column: TargetColumn) -> str:

@@ -91,10 +91,14 @@ def fill(changes: pa.Table, key: tuple[str, ...]) -> Filled:
         sources[name][rows[found >= 0]] = found[found >= 0]
         rest[name] = rows[found < 0]
     exact = changes.column(EXACT)
-    texts = {name: values for name in changes.column_names if (values := exact_texts(exact, name)) is not None}
+    texts = {
+        name: values for name in changes.column_names if (values := exact_texts(exact, name)) is not None
+    }
     for name, each in sources.items():
         at = changes.column_names.index(name)
-        changes = changes.set_column(at, changes.field(at), changes.column(at).take(as_arrow(each, pa.int64())))
+        changes = changes.set_column(
+            at, changes.field(at), changes.column(at).take(as_arrow(each, pa.int64()))
+        )
         if name in texts:
             texts[name] = texts[name].take(as_arrow(each, pa.int64()))
     changes = _with(changes, EXACT, build_exact(texts, changes.num_rows))

@@ -10,7 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.errors import CaptureMissingError, ConfigError, SlotMissingError, SpoolFormatError, SpoolLockedError
+from penstock.errors import (
+    CaptureMissingError,
+    ConfigError,
+    SlotMissingError,
+    SpoolFormatError,
+    SpoolLockedError,
+)
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.epoch_log import Epoch, EpochLog
 from penstock.pipeline.sources import capture_process as companion
@@ -47,9 +53,13 @@ def test_it_captures_for_all_and_confirms_what_the_slowest_consumer_has_released
         _table(shared, name)
     path = shared.config("one", ["public.a"])
     capture = shared.start(path).wait_until_it_runs()
-    shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 'nobody asked for it')"))
+    shared.wait_for_spool(
+        shared.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 'nobody asked for it')")
+    )
     shared.database.execute(f"ALTER PUBLICATION {shared.slot} ADD TABLE b")
-    end = shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (2, 'x'); INSERT INTO b VALUES (2, 'x')"))
+    end = shared.wait_for_spool(
+        shared.execute("INSERT INTO a VALUES (2, 'x'); INSERT INTO b VALUES (2, 'x')")
+    )
     assert _spooled_tables(shared) == {TableName("public", "a"), TableName("public", "b")}
     slow = release(shared.spool, "slow", SpoolReader(shared.spool).start or Position.ZERO)
     release(shared.spool, "fast", end)
@@ -60,7 +70,9 @@ def test_it_captures_for_all_and_confirms_what_the_slowest_consumer_has_released
     assert capture.stop() == 0
     assert shared.confirmed == end < last
     assert not is_spool_locked(shared.spool)
-    assert shared.database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", shared.slot) == [(False,)]
+    assert shared.database.query(
+        "SELECT active FROM pg_replication_slots WHERE slot_name = %s", shared.slot
+    ) == [(False,)]
     assert f"confirmed {end}" in capture.log.read_text()
 
 
@@ -86,12 +98,18 @@ def test_killed_and_started_again_it_misses_nothing(shared: SharedSlot) -> None:
 
 def test_it_waits_while_no_pattern_matches_a_table_and_ends_when_it_is_stopped(shared: SharedSlot) -> None:
     capture = shared.start(shared.config("one", ["later.*"]))
-    wait_for(lambda: "matches a pattern of tables: yet" in capture.log.read_text(), "a word about the wait", capture.log.read_text)
+    wait_for(
+        lambda: "matches a pattern of tables: yet" in capture.log.read_text(),
+        "a word about the wait",
+        capture.log.read_text,
+    )
     assert capture.stop() == 0
     assert not shared.spool.exists()
 
 
-def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_capture_of_the_spool_ends_and_names_the_first(
+    shared: SharedSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _table(shared, "a")
     path = shared.config("one", ["public.a"])
     first = shared.start(path).wait_until_it_runs()
@@ -140,7 +158,10 @@ def test_a_retired_consumer_can_be_forgotten(shared: SharedSlot) -> None:
     with pytest.raises(ConfigError, match="consumer gone is running"):
         forget_consumer(config, "gone")
     _grow_old(shared, "gone", hours=5)
-    with locked_elsewhere(SpoolLayout(shared.spool).consumer_lock("gone")), pytest.raises(ConfigError, match="consumer gone is running"):
+    with (
+        locked_elsewhere(SpoolLayout(shared.spool).consumer_lock("gone")),
+        pytest.raises(ConfigError, match="consumer gone is running"),
+    ):
         forget_consumer(config, "gone")  # one that says nothing may still run
     assert "gone has released nothing" in inspect_status(config).warnings[0]
     result = CliRunner().invoke(app, ["capture", str(path), "--forget", "gone"])
@@ -154,7 +175,9 @@ def _grow_old(shared: SharedSlot, consumer: str, *, hours: int) -> None:
     os.utime(SpoolLayout(shared.spool).consumer(consumer), (then, then))
 
 
-def test_a_run_that_is_to_end_does_not_wait_for_a_capture_without_limit(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_to_end_does_not_wait_for_a_capture_without_limit(
+    shared: SharedSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = CaptureMonitor(shared.load(shared.config("one", ["public.a"])))
     alone.check_patience()
     assert "is not running" in (alone.trouble() or "")

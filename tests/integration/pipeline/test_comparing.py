@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline.verify.compare import EXAMPLES, ColumnDifference, Comparison, RowDifference, TableComparer
+from penstock.pipeline.verify.compare import (
+    EXAMPLES,
+    ColumnDifference,
+    Comparison,
+    RowDifference,
+    TableComparer,
+)
 from penstock.schema import Column, TableName, TableSchema
 
 _SHAPE = {
@@ -28,7 +34,9 @@ _SHAPE = {
 
 
 def _schema(columns: Sequence[str], key: Sequence[str]) -> TableSchema:
-    return TableSchema(1, TableName("public", "t"), tuple(Column(name, pa.null(), 0) for name in columns), tuple(key))
+    return TableSchema(
+        1, TableName("public", "t"), tuple(Column(name, pa.null(), 0) for name in columns), tuple(key)
+    )
 
 
 def _compare(source: DataFrame, target: DataFrame, *key: str) -> Comparison:
@@ -39,7 +47,9 @@ def _compare(source: DataFrame, target: DataFrame, *key: str) -> Comparison:
 
 def _rows(spark: SparkSession, rows: Sequence[dict[str, str]]) -> DataFrame:
     """Each row as expressions by column; other columns are null."""
-    casts = [", ".join(f"CAST({row.get(name, 'NULL')} AS {kind})" for name, kind in _SHAPE.items()) for row in rows]
+    casts = [
+        ", ".join(f"CAST({row.get(name, 'NULL')} AS {kind})" for name, kind in _SHAPE.items()) for row in rows
+    ]
     values = ", ".join(f"({at}L, {each})" for at, each in enumerate(casts))
     return spark.sql(f"SELECT * FROM VALUES {values} AS t (id, {', '.join(_SHAPE)})")
 
@@ -72,21 +82,28 @@ ALIKE: list[tuple[dict[str, str], dict[str, str]]] = [
     ({"d": "double('NaN')"}, {"d": "double('NaN')"}),
     ({"ad": "array(double('NaN'), -0D, null)"}, {"ad": "array(double('NaN'), -0D, null)"}),
     ({"m": "map('a', '1', 'b', '2')"}, {"m": "map('b', '2', 'a', '1')"}),
-    ({"s": "named_struct('one', 1, 'two', double('NaN'))"}, {"s": "named_struct('one', 1, 'two', double('NaN'))"}),
+    (
+        {"s": "named_struct('one', 1, 'two', double('NaN'))"},
+        {"s": "named_struct('one', 1, 'two', double('NaN'))"},
+    ),
     ({}, {}),
 ]
 
 
 def test_every_value_that_differs_is_found_and_named_and_no_other(spark: SparkSession) -> None:
     pairs = [(left, right) for _, left, right in APART] + ALIKE
-    found = _compare(_rows(spark, [left for left, _ in pairs]), _rows(spark, [right for _, right in pairs]), "id")
+    found = _compare(
+        _rows(spark, [left for left, _ in pairs]), _rows(spark, [right for _, right in pairs]), "id"
+    )
     assert (found.source_rows, found.target_rows) == (len(pairs), len(pairs))
     assert (found.missing, found.extra, found.different) == (0, 0, len(APART))
     expected = [name for names, _, _ in APART for name in names.split()]
     assert found.columns == {name: expected.count(name) for name in found.columns}
     assert set(found.columns) == set(expected)
     assert [each.key for each in found.examples] == [{"id": str(at)} for at in range(EXAMPLES)]
-    assert found.examples[0] == RowDifference("different", {"id": "0"}, (ColumnDifference("d", "0.0", "-0.0"),))
+    assert found.examples[0] == RowDifference(
+        "different", {"id": "0"}, (ColumnDifference("d", "0.0", "-0.0"),)
+    )
     assert found.examples[3].columns == (ColumnDifference("x", "v", None), ColumnDifference("y", None, "v"))
 
 
@@ -106,7 +123,11 @@ def test_missing_extra_and_doubled_rows_are_distinguished(spark: SparkSession) -
     assert (found.source_rows, found.target_rows) == (1000, 1001)
     assert (found.missing, found.extra, found.different) == (1, 2, 0)
     assert not found.equal
-    assert [(each.kind, each.key["id"]) for each in found.examples] == [("extra", "500"), ("extra", "5003"), ("missing", "7")]
+    assert [(each.kind, each.key["id"]) for each in found.examples] == [
+        ("extra", "500"),
+        ("extra", "5003"),
+        ("missing", "7"),
+    ]
 
 
 def test_a_doubled_row_and_a_missing_one_do_not_cancel_out(spark: SparkSession) -> None:
@@ -125,8 +146,12 @@ def test_tables_that_differ_in_every_row_are_counted_whole(spark: SparkSession) 
 
 
 def test_without_a_key_rows_are_counted_as_they_are(spark: SparkSession) -> None:
-    source = spark.sql("SELECT col1 AS v, CAST(NULL AS map<string,string>) AS _exact FROM VALUES ('a'), ('a'), ('b'), (NULL)")
-    target = spark.sql("SELECT col1 AS v, CAST(NULL AS map<string,string>) AS _exact FROM VALUES ('a'), ('b'), ('b'), (NULL)")
+    source = spark.sql(
+        "SELECT col1 AS v, CAST(NULL AS map<string,string>) AS _exact FROM VALUES ('a'), ('a'), ('b'), (NULL)"
+    )
+    target = spark.sql(
+        "SELECT col1 AS v, CAST(NULL AS map<string,string>) AS _exact FROM VALUES ('a'), ('b'), ('b'), (NULL)"
+    )
     assert _compare(source, source.repartition(2)).equal
     found = _compare(source, target)
     assert (found.missing, found.extra, found.different) == (1, 1, 0)
@@ -135,7 +160,11 @@ def test_without_a_key_rows_are_counted_as_they_are(spark: SparkSession) -> None
 
 def test_a_key_beyond_its_type_is_shown_as_its_exact_text(spark: SparkSession) -> None:
     rows = "SELECT CAST(NULL AS decimal(5,2)) AS id, col1 AS v, map('id', col2) AS _exact FROM VALUES"
-    found = _compare(spark.sql(f"{rows} (1, 'NaN'), (2, 'Infinity')"), spark.sql(f"{rows} (3, 'NaN'), (2, '-Infinity')"), "id")
+    found = _compare(
+        spark.sql(f"{rows} (1, 'NaN'), (2, 'Infinity')"),
+        spark.sql(f"{rows} (3, 'NaN'), (2, '-Infinity')"),
+        "id",
+    )
     assert (found.missing, found.extra, found.different, found.columns) == (1, 1, 1, {"v": 1})
     assert [(each.kind, each.key["id"]) for each in found.examples] == [
         ("different", "NaN"),

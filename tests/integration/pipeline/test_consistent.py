@@ -36,13 +36,17 @@ every_kind = pytest.mark.parametrize("kind", SINKS)
 
 def _open_accounts(database: Database) -> None:
     for name in ("checking", "savings"):
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, amount int); INSERT INTO {name} VALUES (1, 100)")
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, amount int); INSERT INTO {name} VALUES (1, 100)"
+        )
 
 
 def _totals(reads: Sequence[Mapping[str, DataFrame]]) -> list[tuple[int, int]]:
     """The total of either account in each read, in one job. In a log the last row has it."""
     frames = [
-        tables[f"public.{name}"].selectExpr(f"{at} AS at", f"'{name}' AS name", "amount", f"{_place(tables)} AS place")
+        tables[f"public.{name}"].selectExpr(
+            f"{at} AS at", f"'{name}' AS name", "amount", f"{_place(tables)} AS place"
+        )
         for at, tables in enumerate(reads)
         for name in ("checking", "savings")
     ]
@@ -76,7 +80,9 @@ def _now(made: Mirror) -> tuple[int, int]:
 
 def _is_common(epoch: Epoch) -> bool:
     """Whether both tables have been through it."""
-    return [status.state for status in epoch.tables.values() if status.applied == epoch.position] == [TableState.STREAMING] * 2
+    return [status.state for status in epoch.tables.values() if status.applied == epoch.position] == [
+        TableState.STREAMING
+    ] * 2
 
 
 def _common_epochs(config: PipelineConfig) -> list[Epoch]:
@@ -99,7 +105,11 @@ def _wait_for_both(run: Running) -> None:
 
 @every_kind
 def test_a_transfer_that_is_applied_to_one_table_only_is_not_seen(
-    database: Database, mirror_into: MirrorFactory, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str
+    database: Database,
+    mirror_into: MirrorFactory,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     _open_accounts(database)
     made = mirror_into(kind)
@@ -149,7 +159,8 @@ def test_no_reader_sees_a_torn_transfer_under_load_nor_in_epochs_that_were_recor
         with database.connect(autocommit=True) as connection:
             while not done.wait(0.005):
                 connection.execute(
-                    "WITH moved AS (UPDATE checking SET amount = amount - 1 RETURNING 1) UPDATE savings SET amount = amount + 1 FROM moved"
+                    "WITH moved AS (UPDATE checking SET amount = amount - 1 RETURNING 1) UPDATE savings "
+                    "SET amount = amount + 1 FROM moved"
                 )
 
     with running(made) as run:
@@ -168,7 +179,9 @@ def test_no_reader_sees_a_torn_transfer_under_load_nor_in_epochs_that_were_recor
     assert len(set(seen.values())) > 1, "money did move"
     epochs = _common_epochs(made.config)
     assert len(epochs) >= len(seen)
-    epochs = epochs[:: -(-len(epochs) // 10)]  # from the last to the first; to open one version takes Spark a second
+    epochs = epochs[
+        :: -(-len(epochs) // 10)
+    ]  # from the last to the first; to open one version takes Spark a second
     reads = [read_consistent(spark, made.path, at=epoch.position) for epoch in epochs]
     assert [read.position for read in reads] == [epoch.position for epoch in epochs]
     totals = _totals(reads)
@@ -197,7 +210,11 @@ def test_tables_in_postgres_are_refused_with_a_fix_that_works(
     with psycopg.connect(target_database.dsn) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reached = connection.execute('SELECT DISTINCT "position"::text FROM penstock.applied').fetchall()
-        amounts = connection.execute("SELECT c.amount, s.amount FROM copy_public.checking c, copy_public.savings s").fetchall()
+        amounts = connection.execute(
+            "SELECT c.amount, s.amount FROM copy_public.checking c, copy_public.savings s"
+        ).fetchall()
     ((position,),) = reached
-    assert Position.parse(before) < Position.parse(position) <= last.position, "the end of the epoch that applied the commit"
+    assert Position.parse(before) < Position.parse(position) <= last.position, (
+        "the end of the epoch that applied the commit"
+    )
     assert amounts == [(70, 130)]

@@ -20,10 +20,13 @@ pytestmark = pytest.mark.spark
 TABLES = ("public.good", "public.lost", "public.restored")
 
 
-def test_a_lost_data_file_and_a_restored_table_fail_alone_and_a_resync_brings_both_back(database: Database, mirror: MirrorFactory) -> None:
+def test_a_lost_data_file_and_a_restored_table_fail_alone_and_a_resync_brings_both_back(
+    database: Database, mirror: MirrorFactory
+) -> None:
     for table in TABLES:
         database.execute(
-            f"CREATE TABLE {table} (id int PRIMARY KEY, v text); INSERT INTO {table} SELECT g, 'v' FROM generate_series(1, 50) g"
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text); "
+            f"INSERT INTO {table} SELECT g, 'v' FROM generate_series(1, 50) g"
         )
     made = mirror()
     with running(made) as run:
@@ -36,7 +39,10 @@ def test_a_lost_data_file_and_a_restored_table_fail_alone_and_a_resync_brings_bo
         file = min(path.glob("*.parquet"), key=lambda each: -each.stat().st_size)
         file.unlink()
         made.damage("public.restored", "RESTORE TABLE {} TO VERSION AS OF 1")
-        database.execute("UPDATE lost SET v = 'x' WHERE id = 1; INSERT INTO restored VALUES (52, 'x'); INSERT INTO good VALUES (52, 'x')")
+        database.execute(
+            "UPDATE lost SET v = 'x' WHERE id = 1; INSERT INTO restored VALUES (52, 'x'); "
+            "INSERT INTO good VALUES (52, 'x')"
+        )
         run.wait_for_rows("public.good", 52)
         database.execute("INSERT INTO good VALUES (53, 'y')")
         run.wait_for_rows("public.good", 53)
@@ -101,14 +107,18 @@ def test_tables_whose_logs_are_all_damaged_fail_and_a_resync_brings_them_back(
         assert f"penstock tables resync CONFIG {table}" in (status.remedy or "")
         assert str(made.config.sink.root / table.replace(".", "/")) in (status.remedy or "")
         order(made.path, [table], "resync")
-    assert set(made.run_once(_Impatient(5)).failed) == set(tables), "nothing is overwritten that could be restored"
+    assert set(made.run_once(_Impatient(5)).failed) == set(tables), (
+        "nothing is overwritten that could be restored"
+    )
     for table in tables:
         shutil.rmtree(made.config.sink.root / table.replace(".", "/"))
     assert not made.run_once(_Impatient(5)).failed
     made.assert_equal(*tables)
 
 
-def test_a_run_whose_tables_are_all_damaged_takes_an_order_to_resync(database: Database, mirror: MirrorFactory) -> None:
+def test_a_run_whose_tables_are_all_damaged_takes_an_order_to_resync(
+    database: Database, mirror: MirrorFactory
+) -> None:
     database.execute("CREATE TABLE lost (id int PRIMARY KEY); INSERT INTO lost VALUES (1)")
     made = mirror()
     made.run_once()

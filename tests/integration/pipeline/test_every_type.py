@@ -65,17 +65,28 @@ def test_every_type_reaches_the_target_by_both_roads(database: Database, mirror:
         database.execute(_LIKE_TEXT.format(name))
     declared = ", ".join(f"{name} {type_name}" for name, (type_name, _) in _COLUMNS.items())
     database.execute(f"CREATE TABLE every (id int PRIMARY KEY, big hstore, {declared})")
-    database.execute("ALTER TABLE every ALTER big SET STORAGE EXTERNAL; CREATE TABLE by_list (k int[] PRIMARY KEY, v int)")
+    database.execute(
+        "ALTER TABLE every ALTER big SET STORAGE EXTERNAL; CREATE TABLE by_list (k int[] PRIMARY KEY, v int)"
+    )
     values = ", ".join(value for _, value in _COLUMNS.values())
     big = "('\"big\"=>\"' || repeat('x', 5000) || '\"')::hstore"
-    database.execute(f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(1, 3) n; INSERT INTO every (id) VALUES (4)")
+    database.execute(
+        f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(1, 3) n; "
+        "INSERT INTO every (id) VALUES (4)"
+    )
     database.execute("INSERT INTO by_list VALUES ('{1,2}', 1), ('{{1},{2}}', 1), ('{}', 1), ('[0:0]={1}', 1)")
     types = mirror()
     types.run_once()
-    database.execute(f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(5, 7) n; INSERT INTO every (id) VALUES (8)")
-    database.execute('UPDATE every SET i = 7, h = \'"c"=>"d"\' WHERE id IN (1, 5); DELETE FROM every WHERE id IN (2, 6)')
     database.execute(
-        "UPDATE by_list SET v = 2; DELETE FROM by_list WHERE k IN ('{1,2}', '{{1},{2}}'); INSERT INTO by_list VALUES ('{NULL}', 3)"
+        f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(5, 7) n; "
+        "INSERT INTO every (id) VALUES (8)"
+    )
+    database.execute(
+        'UPDATE every SET i = 7, h = \'"c"=>"d"\' WHERE id IN (1, 5); DELETE FROM every WHERE id IN (2, 6)'
+    )
+    database.execute(
+        "UPDATE by_list SET v = 2; DELETE FROM by_list WHERE k IN ('{1,2}', '{{1},{2}}'); "
+        "INSERT INTO by_list VALUES ('{NULL}', 3)"
     )
     types.run_once()
     types.assert_equal("public.every", "public.by_list")
@@ -97,16 +108,22 @@ def test_every_type_reaches_the_target_by_both_roads(database: Database, mirror:
     }
 
 
-def test_C08_a_value_beyond_its_type_stops_only_its_table_with_policy_error(database: Database, mirror: MirrorFactory) -> None:
+def test_C08_a_value_beyond_its_type_stops_only_its_table_with_policy_error(
+    database: Database, mirror: MirrorFactory
+) -> None:
     for name in ("copied", "streamed"):
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, d date, n numeric); INSERT INTO {name} VALUES (1, '2024-01-01', 'NaN')")
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, d date, n numeric); "
+            f"INSERT INTO {name} VALUES (1, '2024-01-01', 'NaN')"
+        )
     database.execute("INSERT INTO copied VALUES (2, 'infinity', 1)")
     strict = mirror(types={"on_unrepresentable": "error", "numeric": "string"})
     assert set(strict.run_once().failed) == {"public.copied"}
     database.execute("INSERT INTO streamed VALUES (2, '0044-03-15 BC', 2)")
     failed = strict.run_once().failed
     assert {name: (status.reason or "").partition(",")[0] for name, status in failed.items()} == {
-        f"public.{name}": f"{UnrepresentableError.code}: column 'd' of public.{name} holds a value that its type cannot hold"
+        f"public.{name}": f"{UnrepresentableError.code}: column 'd' of public.{name} holds a value that "
+        "its type cannot hold"
         for name in ("copied", "streamed")
     }
     assert [(row["id"], row["n"]) for row in strict.rows("public.streamed")] == [(1, "NaN")]

@@ -9,7 +9,19 @@ import pytest
 from penstock.pipeline.table_states import TableState
 from tests.support.fix_pipeline import LakeFactory, Mirror, MirrorFactory
 from tests.support.fix_postgres import Database
-from tests.support.pipeline.altered import COPIED, DURING, FOLLOWED, GONE, HALVED, IGNORED, LATER, REFUSED, ROUTED, case_id, live
+from tests.support.pipeline.altered import (
+    COPIED,
+    DURING,
+    FOLLOWED,
+    GONE,
+    HALVED,
+    IGNORED,
+    LATER,
+    REFUSED,
+    ROUTED,
+    case_id,
+    live,
+)
 from tests.support.pipeline.altering import SHARDED, Results, Telling, create, do, run_scenario
 from tests.support.pipeline.running import running
 
@@ -44,7 +56,9 @@ def test_S01_to_S07_tables_in_postgres_are_evolved_or_resynced_while_running_and
     assert_equal(lake, SOME, ANEW)
     assert seen.copied == set(ANEW)
     with running(lake) as run:
-        database.execute("ALTER TABLE s01_s10_added ADD live int DEFAULT 3; UPDATE s01_s10_added SET live = 4 WHERE id = 1")
+        database.execute(
+            "ALTER TABLE s01_s10_added ADD live int DEFAULT 3; UPDATE s01_s10_added SET live = 4 WHERE id = 1"
+        )
         database.execute("ALTER TABLE s01_s10_added DROP x; ALTER TABLE s01_s10_added RENAME live TO alive")
         database.execute("INSERT INTO s01_s10_added (id) VALUES (100)")
         run.wait_for_rows("public.s01_s10_added", 5)
@@ -61,7 +75,9 @@ def both(*groups: Iterable[str]) -> pytest.MarkDecorator:
     """All of these tables, altered while no pipeline ran and while it ran."""
     names = [name for group in groups for name in group]
     parameters = [(name, name) for name in names] + [(live(name), name) for name in names]
-    return pytest.mark.parametrize(("table", "name"), parameters, ids=[case_id(table) for table, _ in parameters])
+    return pytest.mark.parametrize(
+        ("table", "name"), parameters, ids=[case_id(table) for table, _ in parameters]
+    )
 
 
 @both(FOLLOWED)
@@ -71,7 +87,9 @@ def test_a_target_follows_schema_changes_of_its_table(results: Results, table: s
 
 
 @both(COPIED, ROUTED)
-def test_a_table_that_cannot_be_followed_is_resynced_automatically(results: Results, table: str, name: str) -> None:
+def test_a_table_that_cannot_be_followed_is_resynced_automatically(
+    results: Results, table: str, name: str
+) -> None:
     results.assert_equal(table)
     assert table in results.copied
 
@@ -94,12 +112,16 @@ def test_a_table_that_is_made_later_is_copied_and_followed(results: Results, tab
 
 
 @both(["s02_dropped"])
-def test_a_column_that_is_dropped_keeps_its_values_and_makes_room(results: Results, table: str, name: str) -> None:
+def test_a_column_that_is_dropped_keeps_its_values_and_makes_room(
+    results: Results, table: str, name: str
+) -> None:
     assert results.rows[table] == [(1, None), (2, "two"), (3, None)]
 
 
 @both(REFUSED)
-def test_a_table_that_must_not_be_followed_fails_and_its_target_stays_as_it_was(results: Results, table: str, name: str) -> None:
+def test_a_table_that_must_not_be_followed_fails_and_its_target_stays_as_it_was(
+    results: Results, table: str, name: str
+) -> None:
     status = results.statuses[table]
     assert status.state is TableState.FAILED
     assert status.remedy
@@ -110,7 +132,9 @@ def test_a_table_that_must_not_be_followed_fails_and_its_target_stays_as_it_was(
 
 
 @both(IGNORED)
-def test_a_target_keeps_its_columns_where_changes_are_ignored(results: Results, table: str, name: str) -> None:
+def test_a_target_keeps_its_columns_where_changes_are_ignored(
+    results: Results, table: str, name: str
+) -> None:
     assert results.statuses[table].state is TableState.STREAMING
     assert results.rows[table] == [(1, "one"), (2, "two"), (3, "c")]
 

@@ -15,15 +15,24 @@ def test_K10_existing_delta_tables_are_refused_adopted_or_replaced_as_configured
     spark: SparkSession, database: Database, mirror: MirrorFactory
 ) -> None:
     for name in ("kept", "adopted", "replaced"):
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, note text); INSERT INTO {name} VALUES (1, 'one'), (2, 'two')")
-    rules = [{"match": "public.*"}, {"table": "public.adopted", "existing": "adopt"}, {"table": "public.replaced", "existing": "replace"}]
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, note text); "
+            f"INSERT INTO {name} VALUES (1, 'one'), (2, 'two')"
+        )
+    rules = [
+        {"match": "public.*"},
+        {"table": "public.adopted", "existing": "adopt"},
+        {"table": "public.replaced", "existing": "replace"},
+    ]
     made = mirror(tables=rules)
     root = made.config.sink.root / "public"
     for name in ("kept", "adopted", "replaced"):
         frame = spark.createDataFrame([(7, "mine")], "id int, note string")
         frame.write.format("delta").option("delta.dataSkippingNumIndexedCols", "1").save(str(root / name))
     result = made.run_once()
-    assert {name: (status.reason or "")[:8] for name, status in result.failed.items()} == {"public.kept": "PEN-3001"}
+    assert {name: (status.reason or "")[:8] for name, status in result.failed.items()} == {
+        "public.kept": "PEN-3001"
+    }
 
     assert [tuple(row) for row in made.rows("public.kept")] == [(7, "mine")]
     for name in ("adopted", "replaced"):
@@ -32,7 +41,9 @@ def test_K10_existing_delta_tables_are_refused_adopted_or_replaced_as_configured
     assert [tuple(row) for row in first] == [(7, "mine")], "its history continues"
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{root / 'adopted'}`").collect()
     assert {row["key"]: row["value"] for row in properties}["delta.dataSkippingNumIndexedCols"] == "1"
-    assert "delta.dataSkippingNumIndexedCols" not in str(spark.sql(f"SHOW TBLPROPERTIES delta.`{root / 'replaced'}`").collect())
+    assert "delta.dataSkippingNumIndexedCols" not in str(
+        spark.sql(f"SHOW TBLPROPERTIES delta.`{root / 'replaced'}`").collect()
+    )
 
     database.execute("UPDATE adopted SET note = 'uno' WHERE id = 1; DELETE FROM replaced WHERE id = 2")
     made.run_once()
@@ -40,7 +51,9 @@ def test_K10_existing_delta_tables_are_refused_adopted_or_replaced_as_configured
     assert sorted(map(tuple, made.rows("public.replaced", "id, note"))) == [(1, "one")]
 
     # Targets of another pipeline do not exist for this one, whatever they hold.
-    others = mirror(pipeline="other", tables=["public.adopted", {"table": "public.replaced", "existing": "refuse"}]).run_once()
+    others = mirror(
+        pipeline="other", tables=["public.adopted", {"table": "public.replaced", "existing": "refuse"}]
+    ).run_once()
     assert {name: (status.reason or "")[:8] for name, status in others.failed.items()} == {
         "public.adopted": "PEN-3001",
         "public.replaced": "PEN-3001",

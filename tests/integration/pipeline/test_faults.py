@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from penstock.errors import AuthenticationError, NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.errors import (
+    AuthenticationError,
+    NoTablesError,
+    PipelineBusyError,
+    PositionGapError,
+    SlotMissingError,
+    SystemChangedError,
+)
 from penstock.pipeline import pipeline
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.epoch_log import EpochLog
@@ -62,16 +69,27 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
     """
     two_tables(database)
     for name in ("anew", "moved"):
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')")
-    made = mirror(schema_changes="stop", tables=[f"public.{name}" for name in ("good", "bad", "anew", "moved", "typo")])
+        database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')"
+        )
+    made = mirror(
+        schema_changes="stop", tables=[f"public.{name}" for name in ("good", "bad", "anew", "moved", "typo")]
+    )
     assert set(made.run_once().failed) == {"public.typo"}, "it is named and not there"
-    database.execute("ALTER TABLE bad ADD COLUMN extra int DEFAULT 5; INSERT INTO bad VALUES (2, 'b', 6); INSERT INTO good VALUES (2, 'b')")
-    database.execute("DROP TABLE anew; CREATE TABLE anew (id int PRIMARY KEY, v text); INSERT INTO anew VALUES (9, 'z')")
+    database.execute(
+        "ALTER TABLE bad ADD COLUMN extra int DEFAULT 5; INSERT INTO bad VALUES (2, 'b', 6); "
+        "INSERT INTO good VALUES (2, 'b')"
+    )
+    database.execute(
+        "DROP TABLE anew; CREATE TABLE anew (id int PRIMARY KEY, v text); INSERT INTO anew VALUES (9, 'z')"
+    )
     database.execute("ALTER TABLE moved RENAME TO elsewhere; INSERT INTO elsewhere VALUES (2, 'b')")
     expected = {"public.bad": "PEN-1403", "public.anew": "PEN-1403"}
     for key in (2, 3):
         result = made.run_once()
-        assert {name: (status.reason or "")[:8] for name, status in result.failed.items() if name != "public.typo"} == expected
+        assert {
+            name: (status.reason or "")[:8] for name, status in result.failed.items() if name != "public.typo"
+        } == expected
         assert all(status.remedy for status in result.failed.values())
         assert result.tables["public.moved"].state == "gone", "it is not left behind in silence"
         assert max(row["id"] for row in made.rows("public.good")) == key
@@ -82,7 +100,9 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
     made.assert_equal("public.good", "public.bad", "public.anew")
 
 
-def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
+def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(
+    database: Database, mirror: MirrorFactory
+) -> None:
     """P08, invariant 11: its changes in between are in no log."""
     two_tables(database)
     both = mirror()
@@ -108,7 +128,9 @@ def test_the_comparison_sees_rows_that_are_missing_extra_different_or_there_twic
     both = mirror()
     both.run_once()
     both.assert_equal("public.good", "public.bad")
-    database.execute("INSERT INTO good VALUES (2, 'missing'); UPDATE good SET v = NULL WHERE id = 1; DELETE FROM bad")
+    database.execute(
+        "INSERT INTO good VALUES (2, 'missing'); UPDATE good SET v = NULL WHERE id = 1; DELETE FROM bad"
+    )
     bad, good = both.compare()
     assert (good.missing, good.extra, good.different, good.equal) == (1, 0, 1, False)
     assert (bad.missing, bad.extra, bad.different, bad.equal) == (0, 1, 0, False)
@@ -119,7 +141,9 @@ def test_the_comparison_sees_rows_that_are_missing_extra_different_or_there_twic
     assert (good.source_rows, good.target_rows, good.equal) == (1, 2, False)
 
 
-def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(database: Database, mirror: MirrorFactory) -> None:
+def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(
+    database: Database, mirror: MirrorFactory
+) -> None:
     two_tables(database)
     database.execute("DROP TABLE bad; CREATE TABLE bad (v text)")
     database.execute('CREATE TABLE cased (id int PRIMARY KEY, a int, "A" int)')
@@ -140,12 +164,17 @@ def test_no_table_selected_is_an_error(database: Database, mirror: MirrorFactory
         mirror(tables=["elsewhere.*"]).run_once()
 
 
-def test_a_missing_slot_stops_the_pipeline_before_the_first_row(database: Database, mirror: MirrorFactory) -> None:
+def test_a_missing_slot_stops_the_pipeline_before_the_first_row(
+    database: Database, mirror: MirrorFactory
+) -> None:
     """Invariant 11, L04. And L10: so does another database system."""
     two_tables(database)
     both = mirror()
     both.run_once()
-    records = {path: path.read_text() for path in (both.config.sink.root / "penstock_epochs" / both.config.pipeline).glob("*.json")}
+    records = {
+        path: path.read_text()
+        for path in (both.config.sink.root / "penstock_epochs" / both.config.pipeline).glob("*.json")
+    }
     for path, text in records.items():
         path.write_text(text.replace('"system": "', '"system": "1'))
     with pytest.raises(SystemChangedError):
@@ -207,7 +236,9 @@ class Copied(PipelineObserver):
         return sorted(tables)
 
 
-def test_a_table_that_a_run_left_out_is_resynced_when_it_returns(database: Database, mirror: MirrorFactory) -> None:
+def test_a_table_that_a_run_left_out_is_resynced_when_it_returns(
+    database: Database, mirror: MirrorFactory
+) -> None:
     two_tables(database)
     both, bad = mirror(), TableName("public", "bad")
     both.run_once()
@@ -220,12 +251,17 @@ def test_a_table_that_a_run_left_out_is_resynced_when_it_returns(database: Datab
     both.assert_equal("public.good", "public.bad")
 
 
-def test_two_pipelines_of_one_name_do_not_share_a_spool(database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pipelines_of_one_name_do_not_share_a_spool(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_tables(database)
     both = mirror()
     both.run_once()
     monkeypatch.setattr(pipeline, "_LOCK_SECONDS", 0.2)
-    with locked_elsewhere(SpoolLayout(both.config.spool).consumer_lock(both.config.pipeline)), pytest.raises(PipelineBusyError):
+    with (
+        locked_elsewhere(SpoolLayout(both.config.spool).consumer_lock(both.config.pipeline)),
+        pytest.raises(PipelineBusyError),
+    ):
         both.run_once()
 
 

@@ -43,10 +43,14 @@ INSERT INTO s1.shard VALUES (2, 'after')
 """
 
 
-def test_a_pipeline_into_iceberg_equals_its_source_after_every_kind_of_change(database: Database, mirror: MirrorFactory) -> None:
+def test_a_pipeline_into_iceberg_equals_its_source_after_every_kind_of_change(
+    database: Database, mirror: MirrorFactory
+) -> None:
     database.execute(_TABLES)
     sink = {"iceberg": {"catalog": new_catalog(), "namespace": "shop", "warehouse": "lake"}}
-    made = mirror(sink=sink, tables=["public.*", "odd schema.*", {"match": "s?.shard", "into": "public.shards"}])
+    made = mirror(
+        sink=sink, tables=["public.*", "odd schema.*", {"match": "s?.shard", "into": "public.shards"}]
+    )
     made.run_once()
     database.execute(_CHANGES)
     before = made.run_once().position

@@ -1,4 +1,6 @@
-"""Edge cases K in a pipeline into Iceberg: consecutive runs, a table or two per case, checked between the runs."""
+"""Edge cases K in a pipeline into Iceberg: consecutive runs, a table or two per case, checked between the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ ODD_CHANGES = """
 """
 QUERY = {
     "table": "public.orders",
-    "sql": "SELECT sha2(concat('pepper', note), 256) AS remark, id AS order_id, CAST(price AS decimal(10,2)) * qty AS total, long "
+    "sql": "SELECT sha2(concat('pepper', note), 256) AS remark, id AS order_id, CAST(price "
+    "AS decimal(10,2)) * qty AS total, long "
     "FROM source WHERE qty % 2 = 0",
 }
 ORDERS_CHANGES = """
@@ -109,12 +112,18 @@ def _begin(results: Results) -> None:
     for name in ("good", "bad", *DAMAGED, *THERE):
         results.database.execute(PLAIN.format(name))
     results.database.execute(ODD)
-    results.database.execute("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    results.database.execute(
+        "CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)"
+    )
     results.database.execute(f"{ORDERS}; DELETE FROM orders WHERE id = 10")
     results.database.execute(PEOPLE)
     results.database.execute("ALTER TABLE people ADD score int DEFAULT 7")
     for name in THERE:
-        results.sql("CREATE TABLE {} (id int, v string COMMENT 'of theirs') USING iceberg TBLPROPERTIES ('theirs' = 'yes')", name)
+        results.sql(
+            "CREATE TABLE {} (id int, "
+            "v string COMMENT 'of theirs') USING iceberg TBLPROPERTIES ('theirs' = 'yes')",
+            name,
+        )
         results.sql("INSERT INTO {} VALUES (7, 'theirs')", name)
     results.sql("ALTER TABLE {} ADD COLUMN more INT", "unfit")
     results.run()
@@ -127,7 +136,9 @@ def _change(results: Results) -> None:
     results.database.execute(ORDERS_CHANGES)
     results.database.execute("ALTER TABLE bad ADD extra int DEFAULT 5; INSERT INTO bad VALUES (3, 'b', 6)")
     for name in ("good", *DAMAGED, *THERE):
-        results.database.execute(f"UPDATE {name} SET v = 'b' WHERE id = 1; INSERT INTO {name} VALUES (3, 'b')")
+        results.database.execute(
+            f"UPDATE {name} SET v = 'b' WHERE id = 1; INSERT INTO {name} VALUES (3, 'b')"
+        )
     results.database.execute(ODD_CHANGES)
     results.database.execute(LEAVE_AND_ENTER)
     results.run()
@@ -155,7 +166,9 @@ _LATER_PROPERTIES = ("penstock.mode", "penstock.origin", "penstock.position", "p
 
 def _mend(results: Results) -> None:
     results.sql("DROP TABLE {}", "bad")
-    failed = [TableName.parse(name) for name in results.failed[-1].keys() & {f"public.{name}" for name in DAMAGED}]
+    failed = [
+        TableName.parse(name) for name in results.failed[-1].keys() & {f"public.{name}" for name in DAMAGED}
+    ]
     change_overrides(results.lake.config.state, lambda orders: orders.request_resync(failed))
     results.run()
 
@@ -169,7 +182,12 @@ def _signal(results: Results) -> None:
             waiting = signalled_once(patch, IcebergSink, sent)
             results.codes.append(run_pipeline(results.lake.path, once=False, console=Console(quiet=True)))
         assert not waiting
-        wait_for(lambda: not is_active(results.database, results.lake), "the slot to be let go of", lambda: "it is taken", 60.0)
+        wait_for(
+            lambda: not is_active(results.database, results.lake),
+            "the slot to be let go of",
+            lambda: "it is taken",
+            60.0,
+        )
     results.run()
 
 
@@ -179,7 +197,9 @@ def _meet(results: Results) -> None:
     sink = {"iceberg": {"catalog": results.catalog, "warehouse": str(there.sink.root)}}
     directory = there.sink.root.parent / "other"
     directory.mkdir()
-    document = mirror_document(results.database, pipeline="other", tables=["public.good", "public.late"], sink=sink)
+    document = mirror_document(
+        results.database, pipeline="other", tables=["public.good", "public.late"], sink=sink
+    )
     results.others = Mirror(results.spark, results.database, directory, document).run_once().failed
     last = max((there.sink.root / "penstock_epochs" / there.pipeline).glob("*.json"))
     written = last.read_text()
@@ -193,13 +213,17 @@ def _meet(results: Results) -> None:
 
 
 @pytest.fixture(scope="module")
-def results(spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+def results(
+    spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Results]:
     database = postgres_server.create_database()
     catalog = new_catalog()
     sink = {"iceberg": {"catalog": catalog, "warehouse": "lake"}}
     source = {"dsn": database.dsn, "publication": "everything"}
     document = mirror_document(database, tables=RULES, source=source, sink=sink, hash_key={"env": "HASH_KEY"})
-    results = Results(catalog, spark, database, Mirror(spark, database, tmp_path_factory.mktemp("results"), document))
+    results = Results(
+        catalog, spark, database, Mirror(spark, database, tmp_path_factory.mktemp("results"), document)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HASH_KEY", KEY)
         for chapter in (_begin, _change, _damage, _mend, _signal, _meet):
@@ -272,7 +296,9 @@ def test_K10_tables_of_another_pipeline_are_refused(results: Results) -> None:
     _equal(results, "good", "late")
 
 
-def test_S08_a_table_created_while_no_pipeline_runs_is_copied_also_with_a_publication_for_all_tables(results: Results) -> None:
+def test_S08_a_table_created_while_no_pipeline_runs_is_copied_also_with_a_publication_for_all_tables(
+    results: Results,
+) -> None:
     _equal(results, "late")
     assert {row["v"] for row in results.lake.rows("public.late")} == {"late"}
 
@@ -295,21 +321,37 @@ def test_K12_K13_rows_come_and_go_by_a_filter_and_only_hashes_of_columns_arrive(
     first = expected(("1", "a@x", None, None), ("3", None, None, None))
     assert [row[:2] for row in results.rows["copied"]] == [row[:2] for row in first]
     assert {row[2] for row in results.rows["copied"]} == {"7"}, "a text"
-    assert people(results.lake) == expected(("2", "b@x", "***", "NaN"), ("4", "d@x", "***5678", "7"), ("6", None, None, "1.5"))
+    assert people(results.lake) == expected(
+        ("2", "b@x", "***", "NaN"), ("4", "d@x", "***5678", "7"), ("6", None, None, "1.5")
+    )
     _equal(results, "people")
     table = results.lake.config.sink.root / "public" / "people"
     files = [path.read_bytes() for path in table.rglob("*") if path.is_file()]
-    assert not any(word in data for data in files for word in (KEY.encode(), b"a@x", b"4111111111111111")), "in the clear"
+    assert not any(word in data for data in files for word in (KEY.encode(), b"a@x", b"4111111111111111")), (
+        "in the clear"
+    )
 
 
 def test_K14_very_wide_very_long_and_oddly_named_tables_arrive(results: Results) -> None:
-    assert sorted(map(tuple, results.lake.rows("public.wide", "id, c0, c1598"))) == [(1, 0, 1598), (2, 0, -1), (3, 0, 1598)]
-    assert _lengths(results.lake.config.sink.root / "public" / "long" / "data") == [(1, 100_000_000), (2, 100_000_000)]
+    assert sorted(map(tuple, results.lake.rows("public.wide", "id, c0, c1598"))) == [
+        (1, 0, 1598),
+        (2, 0, -1),
+        (3, 0, 1598),
+    ]
+    assert _lengths(results.lake.config.sink.root / "public" / "long" / "data") == [
+        (1, 100_000_000),
+        (2, 100_000_000),
+    ]
     assert [tuple(row) for row in results.lake.rows("public.select", "id, `from`, `where`")] == [(1, "b", 2)]
     _equal(results, "files", "Files")
 
 
 def _lengths(data: Path) -> list[tuple[int, int]]:
-    """Without Spark, whose JVM would need a larger heap for such rows than the tests give it. Nothing was deleted from the table."""
+    """Without Spark, whose JVM would need a larger heap for such rows than the tests give it.
+
+    Nothing was deleted from the table.
+    """
     rows = pa.concat_tables([pq.read_table(file, columns=["id", "v"]) for file in data.glob("*.parquet")])
-    return sorted(zip(rows.column("id").to_pylist(), pc.utf8_length(rows.column("v")).to_pylist(), strict=True))
+    return sorted(
+        zip(rows.column("id").to_pylist(), pc.utf8_length(rows.column("v")).to_pylist(), strict=True)
+    )

@@ -1,4 +1,6 @@
-"""A pipeline into Iceberg with a JDBC or REST catalog: from the first row to the comparison with the source."""
+"""A pipeline into Iceberg with a JDBC or REST catalog: from the first row to the comparison with the
+source.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,16 @@ _NAMES = ("public.items", '"odd schema".It\'s')
 
 
 @pytest.fixture(params=["jdbc", "rest"])
-def made(request: pytest.FixtureRequest, mirror: MirrorFactory, described: Callable[[Kind], Described], tmp_path: Path) -> Mirror:
+def made(
+    request: pytest.FixtureRequest,
+    mirror: MirrorFactory,
+    described: Callable[[Kind], Described],
+    tmp_path: Path,
+) -> Mirror:
     name, spark = new_catalog(), request.getfixturevalue("spark")
-    settings = {f".{key}": value for key, value in described(request.param)(name, tmp_path / "tables").items()}
+    settings = {
+        f".{key}": value for key, value in described(request.param)(name, tmp_path / "tables").items()
+    }
     settings[""] = "org.apache.iceberg.spark.SparkCatalog"
     conf = {f"spark.sql.catalog.{name}{key}": value for key, value in settings.items()}
     for key, value in conf.items():
@@ -45,14 +54,16 @@ def made(request: pytest.FixtureRequest, mirror: MirrorFactory, described: Calla
     return mirror(sink=sink, spark={"conf": conf}, tables=["public.*", "odd schema.*"])
 
 
-def test_a_pipeline_into_a_catalog_of_others_equals_its_source_after_every_kind_of_change(database: Database, made: Mirror) -> None:
+def test_a_pipeline_into_a_catalog_of_others_equals_its_source_after_every_kind_of_change(
+    database: Database, made: Mirror
+) -> None:
     database.execute(_TABLES)
     made.run_once()
     database.execute(_CHANGES)
     made.run_once()
     made.assert_equal(*_NAMES)
-    # Without Spark's checkpoint and the spool, each table's applied position is in the target; one is resynced,
-    # through a shadow.
+    # Without Spark's checkpoint and the spool, each table's applied position is in the target; one is
+    # resynced, through a shadow.
     shutil.rmtree(made.config.checkpoint)
     shutil.rmtree(made.config.spool)
     database.execute("DELETE FROM items WHERE id < 10")

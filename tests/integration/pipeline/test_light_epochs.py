@@ -39,7 +39,11 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def _sink(kind: str) -> dict[str, Any]:
-    return {"iceberg": {"catalog": new_catalog(), "warehouse": "lake"}} if kind == "iceberg" else {kind: {"path": "lake"}}
+    return (
+        {"iceberg": {"catalog": new_catalog(), "warehouse": "lake"}}
+        if kind == "iceberg"
+        else {kind: {"path": "lake"}}
+    )
 
 
 BY_SINK: dict[str, tuple[Callable[..., Any], dict[str, list[bool]]]] = {
@@ -50,7 +54,9 @@ BY_SINK: dict[str, tuple[Callable[..., Any], dict[str, list[bool]]]] = {
 
 
 @pytest.mark.parametrize("kind", BY_SINK)
-def test_the_driver_alone_applies_epochs_of_few_changes(database: Database, mirror: MirrorFactory, work: Work, kind: str) -> None:
+def test_the_driver_alone_applies_epochs_of_few_changes(
+    database: Database, mirror: MirrorFactory, work: Work, kind: str
+) -> None:
     function, statements = BY_SINK[kind]
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int DEFAULT 0)")
     database.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")

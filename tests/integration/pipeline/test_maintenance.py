@@ -25,7 +25,9 @@ from tests.support.waiting import wait_for
 pytestmark = pytest.mark.spark
 
 TABLE = "public.items"
-UPKEEP = MaintenanceSettings(compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions=1000, hold_seconds=5.0)
+UPKEEP = MaintenanceSettings(
+    compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions=1000, hold_seconds=5.0
+)
 
 
 class Table:
@@ -61,7 +63,12 @@ class DeltaTable(Table):
     @override
     def standing(self) -> dict[str, object]:
         commits, compacted = self.commits, list(self.path.glob("compact-*.parquet"))
-        return {"is_cut": commits[0] > 0, "is_compacted": bool(compacted), "commits": (commits[0], commits[-1]), "behind": self.behind}
+        return {
+            "is_cut": commits[0] > 0,
+            "is_compacted": bool(compacted),
+            "commits": (commits[0], commits[-1]),
+            "behind": self.behind,
+        }
 
 
 class IcebergTable(Table):
@@ -82,12 +89,19 @@ class IcebergTable(Table):
 def make(
     mirror_into: MirrorFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[[str], Mirror]]:
-    """Maintenance with very short intervals. The end of the run may cut off a rewrite; nothing else may fail."""
+    """Maintenance with very short intervals.
+
+    The end of the run may cut off a rewrite; nothing else may fail.
+    """
     caplog.set_level(logging.WARNING, "penstock")
     monkeypatch.setattr(MaintenanceConfig, "delta", property(lambda _: UPKEEP))
     monkeypatch.setattr(iceberg_maintenance, "EXPIRE_EVERY", 5)
-    yield lambda kind: mirror_into(kind, maintenance={"compact_after": 4, "keep": "4 seconds" if kind == "iceberg" else None})
-    assert not [record for record in caplog.get_records("call") if "maintenance failed" in record.message], caplog.text
+    yield lambda kind: mirror_into(
+        kind, maintenance={"compact_after": 4, "keep": "4 seconds" if kind == "iceberg" else None}
+    )
+    assert not [record for record in caplog.get_records("call") if "maintenance failed" in record.message], (
+        caplog.text
+    )
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -124,7 +138,9 @@ def test_a_table_under_constant_change_stays_small_current_and_readable(
 
 
 def _check_read_beside(spark: SparkSession, table: DeltaTable, write: Callable[[], None]) -> None:
-    """A reader keeps an old version open while newer ones are written; a new reader has few commits to read."""
+    """A reader keeps an old version open while newer ones are written; a new reader has few commits to
+    read.
+    """
     version = table.commits[-1]
     then = _rows(spark, table.path, version)
 
@@ -134,7 +150,12 @@ def _check_read_beside(spark: SparkSession, table: DeltaTable, write: Callable[[
 
     wait_for(is_past, "epochs", lambda: table.standing, DEADLINE_SECONDS)
     assert _rows(spark, table.path, version) == then
-    wait_for(lambda: table.behind < UPKEEP.checkpoint_after, "a checkpoint", lambda: table.standing, DEADLINE_SECONDS)
+    wait_for(
+        lambda: table.behind < UPKEEP.checkpoint_after,
+        "a checkpoint",
+        lambda: table.standing,
+        DEADLINE_SECONDS,
+    )
 
 
 def _check_from_outside(spark: SparkSession, table: DeltaTable, database: Database, copy: Path) -> None:
@@ -142,11 +163,15 @@ def _check_from_outside(spark: SparkSession, table: DeltaTable, database: Databa
     shutil.copytree(table.path, copy)
     found = DeltaTable(copy)
     commits = found.commits
-    assert _rows(spark, copy, commits[-1]) == sorted(map(tuple, database.query("SELECT id, n, note FROM items")))
+    assert _rows(spark, copy, commits[-1]) == sorted(
+        map(tuple, database.query("SELECT id, n, note FROM items"))
+    )
     assert _rows(spark, copy, commits[0]), "the oldest that is kept is whole"
     assert found.behind <= UPKEEP.checkpoint_after + 2
 
 
 def _rows(spark: SparkSession, path: Path, version: int) -> list[tuple[object, ...]]:
-    found = spark.read.format("delta").option("versionAsOf", version).load(str(path)).select("id", "n", "note")
+    found = (
+        spark.read.format("delta").option("versionAsOf", version).load(str(path)).select("id", "n", "note")
+    )
     return sorted(tuple(row) for row in found.collect())

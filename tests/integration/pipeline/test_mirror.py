@@ -81,7 +81,9 @@ def test_value_beyond_its_column_is_in_exact(database: Database, mirror: MirrorF
     assert set(rows[23]["_exact"]) == {"d", "ts", "tz"}
 
 
-def test_there_is_no_gap_and_no_overlap_between_snapshot_and_stream(database: Database, mirror: MirrorFactory) -> None:
+def test_there_is_no_gap_and_no_overlap_between_snapshot_and_stream(
+    database: Database, mirror: MirrorFactory
+) -> None:
     create_shop(database.dsn, customers=100, orders=2000)
     shop = mirror(tables=["shop.*"], snapshot_chunk_bytes=65536)
     with ShopWorkload(database.dsn, seed=2) as workload:
@@ -92,7 +94,9 @@ def test_there_is_no_gap_and_no_overlap_between_snapshot_and_stream(database: Da
     shop.assert_equal("shop.customers", "shop.orders", "shop.order_items")
 
 
-def test_N02_a_transaction_open_while_the_snapshot_is_taken_is_counted_once(database: Database, mirror: MirrorFactory) -> None:
+def test_N02_a_transaction_open_while_the_snapshot_is_taken_is_counted_once(
+    database: Database, mirror: MirrorFactory
+) -> None:
     """N02: creating the snapshot waits for the transaction, or its changes are streamed; never both, never
     neither.
     """
@@ -137,27 +141,39 @@ def test_an_empty_table_is_mirrored(database: Database, mirror: MirrorFactory) -
 
 def test_truncate_empties_the_mirror_in_order(database: Database, mirror: MirrorFactory) -> None:
     """R12."""
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'old' FROM generate_series(1, 100) g")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); "
+        "INSERT INTO t SELECT g, 'old' FROM generate_series(1, 100) g"
+    )
     items = mirror()
     items.run_once()
-    database.execute("UPDATE t SET v = 'lost' WHERE id < 10; TRUNCATE t; INSERT INTO t VALUES (1, 'new'), (500, 'new')")
+    database.execute(
+        "UPDATE t SET v = 'lost' WHERE id < 10; TRUNCATE t; INSERT INTO t VALUES (1, 'new'), (500, 'new')"
+    )
     items.run_once()
     items.assert_equal("public.t")
     assert sorted(row["id"] for row in items.rows("public.t")) == [1, 500]
 
 
 def test_names_are_kept_as_they_are(database: Database, mirror: MirrorFactory) -> None:
-    database.execute('CREATE TABLE "Odd Name" ("The Id" int PRIMARY KEY, "a.b" text, "q""uote" text, "back`tick" int, "select" text)')
+    database.execute(
+        'CREATE TABLE "Odd Name" ("The Id" int '
+        'PRIMARY KEY, "a.b" text, "q""uote" text, "back`tick" int, "select" text)'
+    )
     database.execute("""INSERT INTO "Odd Name" VALUES (1, 'a', 'b', 2, 'c')""")
     odd = mirror()
     odd.run_once()
-    database.execute("""UPDATE "Odd Name" SET "a.b" = 'changed' WHERE "The Id" = 1; INSERT INTO "Odd Name" VALUES (2, 'x', 'y', 3, 'z')""")
+    database.execute(
+        """UPDATE "Odd Name" SET "a.b" = 'changed' WHERE "The Id" = 1; INSERT INTO "Odd Name" VALUES (2, 'x', 'y', 3, 'z')"""
+    )
     odd.run_once()
     odd.assert_equal('public."Odd Name"')
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "USING INDEX t_code"])
-def test_every_replica_identity_that_names_rows_is_mirrored(database: Database, mirror: MirrorFactory, identity: str) -> None:
+def test_every_replica_identity_that_names_rows_is_mirrored(
+    database: Database, mirror: MirrorFactory, identity: str
+) -> None:
     """R01, R02, R03, R08."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL, big text, n int)")
     database.execute("CREATE UNIQUE INDEX t_code ON t (code); ALTER TABLE t ALTER big SET STORAGE EXTERNAL")
@@ -165,7 +181,10 @@ def test_every_replica_identity_that_names_rows_is_mirrored(database: Database, 
     database.execute("INSERT INTO t SELECT g, 'c' || g, repeat('x', 5000), g FROM generate_series(1, 20) g")
     items = mirror()
     items.run_once()
-    database.execute("UPDATE t SET n = n + 1; DELETE FROM t WHERE id = 3; UPDATE t SET id = id + 100, code = 'm' || id WHERE id > 15")
+    database.execute(
+        "UPDATE t SET n = n + 1; DELETE FROM t WHERE id = 3; "
+        "UPDATE t SET id = id + 100, code = 'm' || id WHERE id > 15"
+    )
     items.run_once()
     items.assert_equal("public.t")
 
@@ -176,13 +195,19 @@ def test_T33_a_key_with_a_generated_column_fails_its_table_once_where_the_stream
 ) -> None:
     """Its key would seem to change with every epoch. With whole rows, and as a log, it works."""
     for name in ("keyed", "whole", "log"):
-        database.execute(f"CREATE TABLE {name} (a int, b int, g int GENERATED ALWAYS AS (b / 2) STORED, PRIMARY KEY (a, g))")
+        database.execute(
+            f"CREATE TABLE {name} (a int, b int, g int GENERATED ALWAYS AS (b / 2) STORED, "
+            "PRIMARY KEY (a, g))"
+        )
         database.execute(f"INSERT INTO {name} VALUES (1, 1), (1, 2), (2, 1)")
     database.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
     made = mirror(tables=["public.*", {"table": "public.log", "mode": "append"}])
     made.run_once()
     for name in ("keyed", "whole", "log"):
-        database.execute(f"UPDATE {name} SET b = 5 WHERE a = 2; DELETE FROM {name} WHERE b = 1; INSERT INTO {name} VALUES (3, 3)")
+        database.execute(
+            f"UPDATE {name} SET b = 5 WHERE a = 2; DELETE FROM {name} WHERE b = 1; "
+            f"INSERT INTO {name} VALUES (3, 3)"
+        )
     found = made.run_once()
     states = {name.removeprefix("public."): status.state for name, status in found.tables.items()}
     is_carried = postgres_version >= 18
@@ -190,4 +215,6 @@ def test_T33_a_key_with_a_generated_column_fails_its_table_once_where_the_stream
     assert states == {"keyed": keyed, "whole": TableState.STREAMING, "log": TableState.STREAMING}
     assert is_carried or "PEN-1402" in (found.tables["public.keyed"].reason or "")
     assert sorted(made.rows("public.whole", "a, b")) == [(1, 2), (2, 5), (3, 3)]
-    assert len(made.rows("public.log")) == (7 if is_carried else 6), "a key that changes is a delete and an insert"
+    assert len(made.rows("public.log")) == (7 if is_carried else 6), (
+        "a key that changes is a delete and an insert"
+    )

@@ -23,7 +23,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 BY_MODE = {"kept": "soft_delete", "versions": "history", "changes": "append"}
 TABLES = [
     "public.*",
-    *({"match": f"public.{each}", "mode": mode} for name, mode in BY_MODE.items() for each in (name, f"k??_{name}", f"s??_{name}")),
+    *(
+        {"match": f"public.{each}", "mode": mode}
+        for name, mode in BY_MODE.items()
+        for each in (name, f"k??_{name}", f"s??_{name}")
+    ),
     {"table": "public.images", "mode": "append"},
     {"table": "public.few", "mode": "append", "where": "size < 5"},
 ]
@@ -54,11 +58,17 @@ K04_CHANGES = (
     "UPDATE {0} SET id = 30 WHERE id = 3",
     "UPDATE {0} SET n = 3 WHERE id = 30",
     "UPDATE {0} SET long = repeat('four', 1000) WHERE id = 4; UPDATE {0} SET id = 40 WHERE id = 4",
-    "UPDATE {0} SET id = 50 WHERE id = 5; INSERT INTO {0} VALUES (0, 5, repeat('five', 1000)); UPDATE {0} SET n = 5 WHERE id = 5",
+    (
+        "UPDATE {0} SET id = 50 WHERE id = 5; INSERT INTO {0} VALUES (0, 5, repeat('five', 1000)); "
+        "UPDATE {0} SET n = 5 WHERE id = 5"
+    ),
 )
 K16 = "CREATE TABLE {0} (id int PRIMARY KEY, v text); INSERT INTO {0} VALUES (1, 'a'), (2, 'a'), (3, 'a')"
 K16_CHANGES = ("UPDATE {0} SET v = 'b' WHERE id = 1", "TRUNCATE {0}", "INSERT INTO {0} VALUES (1, 'again')")
-S02 = "CREATE TABLE {0} (id int PRIMARY KEY, a text, b int); INSERT INTO {0} VALUES (1, 'one', 1), (2, 'two', 2)"
+S02 = (
+    "CREATE TABLE {0} (id int PRIMARY KEY, a text, b int); "
+    "INSERT INTO {0} VALUES (1, 'one', 1), (2, 'two', 2)"
+)
 S02_CHANGES = (
     "ALTER TABLE {0} DROP a",
     "ALTER TABLE {0} ADD c text DEFAULT 'new'",
@@ -111,7 +121,8 @@ CASES = {
 }
 NOTED = {
     "kept": "id, size, length(long), _deleted, _deleted_at IS NOT NULL",
-    "versions": "id, size, length(long), _current, _valid_to IS NULL, _valid_to IS NULL OR _valid_from < _valid_to",
+    "versions": "id, size, length(long), _current, _valid_to IS NULL, _valid_to IS NULL OR _valid_from < "
+    "_valid_to",
     "changes": "_commit_version, _ordinal, _change_type, id, _unchanged",
     "images": "_commit_version, _ordinal, _change_type, id, size",
     "few": "_commit_version, _ordinal, _change_type, id, size",
@@ -145,9 +156,14 @@ STEPS = {
 
 def _in_every_order(table: str) -> list[str]:
     """Each order twice: in separate transactions, and, under another key, in one."""
-    alone = [STEPS[step].format(table, key, order[: at + 1]) for key, order in ORDERS.items() for at, step in enumerate(order)]
+    alone = [
+        STEPS[step].format(table, key, order[: at + 1])
+        for key, order in ORDERS.items()
+        for at, step in enumerate(order)
+    ]
     at_once = [
-        "; ".join(STEPS[step].format(table, 100 + key, order[: at + 1]) for at, step in enumerate(order)) for key, order in ORDERS.items()
+        "; ".join(STEPS[step].format(table, 100 + key, order[: at + 1]) for at, step in enumerate(order))
+        for key, order in ORDERS.items()
     ]
     return [*alone, *at_once]
 
@@ -163,17 +179,24 @@ class Results:
 
     def assert_equal(self, *names: str) -> None:
         for name in names:
-            assert self.statuses[f"public.{name}"].state is TableState.STREAMING, self.statuses[f"public.{name}"]
+            assert self.statuses[f"public.{name}"].state is TableState.STREAMING, self.statuses[
+                f"public.{name}"
+            ]
             assert self.compared[name].equal, self.compared[name]
 
 
 def _begin(database: Database, kind: str) -> None:
-    database.execute(f"CREATE PUBLICATION everything {PUBLISHED[kind]} WITH (publish_via_partition_root = true)")
+    database.execute(
+        f"CREATE PUBLICATION everything {PUBLISHED[kind]} WITH (publish_via_partition_root = true)"
+    )
     for name, (create, _) in CASES.items():
         database.execute(create.format(name))
     for place in PLACES:
         database.execute(K02.format(f"k02{place}"))
-        database.execute(f"INSERT INTO k02{place} SELECT g + h, 'there' FROM generate_series(1, {THERE}) g, (VALUES (0), (100)) x (h)")
+        database.execute(
+            f"INSERT INTO k02{place} SELECT g + h, 'there' "
+            f"FROM generate_series(1, {THERE}) g, (VALUES (0), (100)) x (h)"
+        )
 
 
 def _change(database: Database) -> None:
@@ -184,7 +207,9 @@ def _change(database: Database) -> None:
     for place in PLACES:
         for statement in _in_every_order(f"k02{place}"):
             database.execute(statement)
-    database.execute("CREATE TABLE s08 (id int PRIMARY KEY, v text); INSERT INTO s08 VALUES (1, 'a'), (2, 'a')")
+    database.execute(
+        "CREATE TABLE s08 (id int PRIMARY KEY, v text); INSERT INTO s08 VALUES (1, 'a'), (2, 'a')"
+    )
 
 
 class _CrashError(Exception):
@@ -213,13 +238,19 @@ def _change_after(database: Database) -> None:
     for name in ("k02", "k02_kept", "k02_versions", "s08"):
         database.execute(f"UPDATE {name} SET v = v || ' after'; INSERT INTO {name} VALUES (1000, 'after')")
     for place in PLACES:
-        database.execute(f"UPDATE k03{place} SET n = 9 WHERE a = 'q'; UPDATE k04{place} SET n = 9 WHERE id > 4")
+        database.execute(
+            f"UPDATE k03{place} SET n = 9 WHERE a = 'q'; UPDATE k04{place} SET n = 9 WHERE id > 4"
+        )
 
 
 @pytest.fixture(scope="module", params=["delta", "iceberg"])
 def results(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Results:
     """One pipeline for all cases; the publication belongs to another owner, and the event trigger exists."""
-    database, lake = lake_of(request.param, tables=TABLES, source={"event_trigger": True, "publication": "everything", "old_rows": True})
+    database, lake = lake_of(
+        request.param,
+        tables=TABLES,
+        source={"event_trigger": True, "publication": "everything", "old_rows": True},
+    )
     _begin(database, request.param)
     assert not lake.run_once().failed
     _change(database)
@@ -235,12 +266,17 @@ def results(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Results:
 
 
 def _rows(lake: Mirror, name: str, columns: str) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row) for row in lake.rows(f"public.{name}", columns)), key=lambda row: [(each is None, each) for each in row])
+    return sorted(
+        (tuple(row) for row in lake.rows(f"public.{name}", columns)),
+        key=lambda row: [(each is None, each) for each in row],
+    )
 
 
 def _versions(lake: Mirror, name: str) -> dict[Any, list[tuple[Any, ...]]]:
     found: dict[Any, list[tuple[Any, ...]]] = defaultdict(list)
-    for *key, begin, end, is_current in lake.rows(f"public.{name}", f"{KEYS.get(name, 'id')}, _valid_from, _valid_to, _current"):
+    for *key, begin, end, is_current in lake.rows(
+        f"public.{name}", f"{KEYS.get(name, 'id')}, _valid_from, _valid_to, _current"
+    ):
         found[tuple(key)].append((begin, end, is_current))
     return {key: sorted(each, key=lambda version: version[0]) for key, each in found.items()}
 
@@ -256,15 +292,21 @@ def test_K01_an_epoch_that_was_applied_and_not_recorded_is_not_applied_again(res
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_K02_every_order_of_changes_of_one_key_in_one_epoch_gives_the_last_of_them(results: Results, place: str) -> None:
+def test_K02_every_order_of_changes_of_one_key_in_one_epoch_gives_the_last_of_them(
+    results: Results, place: str
+) -> None:
     results.assert_equal(f"k02{place}")
 
 
 def test_K02_keys_that_ended_deleted_are_kept_as_that(results: Results) -> None:
     deleted = {key for key, is_deleted in results.rows["k02_kept"] if is_deleted}
-    ended = {key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] == "d" and key <= THERE}
+    ended = {
+        key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] == "d" and key <= THERE
+    }
     assert ended <= deleted
-    assert not deleted & {key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] != "d"}
+    assert not deleted & {
+        key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] != "d"
+    }
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -273,7 +315,9 @@ def test_K03_rows_are_identified_by_all_columns_of_a_key_in_any_order(results: R
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_K04_K05_a_value_that_did_not_travel_is_the_last_that_did_or_the_old_keys(results: Results, place: str) -> None:
+def test_K04_K05_a_value_that_did_not_travel_is_the_last_that_did_or_the_old_keys(
+    results: Results, place: str
+) -> None:
     results.assert_equal(f"k04{place}")
 
 
@@ -311,7 +355,13 @@ def test_K05_K16_every_mode_holds_the_current_and_former_rows_of_the_source(resu
 def test_K16_a_truncate_closes_every_version_and_a_log_has_it_in_its_place(results: Results) -> None:
     results.assert_equal("k16_kept", "k16_versions")
     assert results.rows["k16_kept"] == [(1, "again", False), (2, "a", True), (3, "a", True)]
-    assert results.rows["k16_versions"] == [(1, "a", False), (1, "again", True), (1, "b", False), (2, "a", False), (3, "a", False)]
+    assert results.rows["k16_versions"] == [
+        (1, "a", False),
+        (1, "again", True),
+        (1, "b", False),
+        (2, "a", False),
+        (3, "a", False),
+    ]
     assert [row[2:] for row in results.rows["k16_changes"]] == [
         *(("snapshot", at, "a") for at in (1, 2, 3)),
         ("update_postimage", 1, "b"),
@@ -321,7 +371,9 @@ def test_K16_a_truncate_closes_every_version_and_a_log_has_it_in_its_place(resul
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(results: Results, name: str) -> None:
+def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(
+    results: Results, name: str
+) -> None:
     results.assert_equal(name)
     assert results.versions[name]
     for key, versions in results.versions[name].items():
@@ -334,7 +386,9 @@ def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(result
 
 
 @pytest.mark.parametrize("name", ["s02", "s02_versions"])
-def test_S02_S03_a_drop_and_an_add_without_a_write_in_between_are_followed_with_an_event_trigger(results: Results, name: str) -> None:
+def test_S02_S03_a_drop_and_an_add_without_a_write_in_between_are_followed_with_an_event_trigger(
+    results: Results, name: str
+) -> None:
     """Without it a mirror is resynced and a history fails: neither can map the columns."""
     assert not results.copied
     results.assert_equal(name)
@@ -349,7 +403,9 @@ def test_S02_S03_a_drop_and_an_add_without_a_write_in_between_are_followed_with_
         ]
 
 
-def test_S08_a_table_created_while_no_pipeline_runs_is_copied_also_where_the_publication_already_has_it(results: Results) -> None:
+def test_S08_a_table_created_while_no_pipeline_runs_is_copied_also_where_the_publication_already_has_it(
+    results: Results,
+) -> None:
     results.assert_equal("s08")
 
 

@@ -27,14 +27,21 @@ pytestmark = pytest.mark.spark
 
 
 @contextmanager
-def begun_before_any_table(database: Database, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def begun_before_any_table(
+    database: Database, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
     """No pattern matches yet: the run waits, and says so. Then the first table is created."""
     told: list[str] = []
     observer = PipelineObserver()
     monkeypatch.setattr(observer, "announced", told.append)
     monkeypatch.setattr(tables, "_QUERY_SECONDS", 0.2)
     with running(mirror, observer) as run:
-        wait_for(lambda: bool(told) or run.failure is not None, "a word about the wait", lambda: run.failure, DEADLINE_SECONDS)
+        wait_for(
+            lambda: bool(told) or run.failure is not None,
+            "a word about the wait",
+            lambda: run.failure,
+            DEADLINE_SECONDS,
+        )
         assert run.failure is None, run.failure
         assert "matches a pattern of tables: yet" in told[0]
         database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'a')")
@@ -45,7 +52,8 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(
-        "CREATE SCHEMA later; CREATE TABLE later.extra (id int PRIMARY KEY); INSERT INTO later.extra SELECT generate_series(1, 500)"
+        "CREATE SCHEMA later; CREATE TABLE later.extra (id int PRIMARY KEY); "
+        "INSERT INTO later.extra SELECT generate_series(1, 500)"
     )
     made = mirror(tables=["public.*"])
     with begun_before_any_table(database, made, monkeypatch) as run:
@@ -85,7 +93,9 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
         document = yaml.safe_load(made.path.read_text(encoding="utf-8"))
         made.path.write_text(yaml.safe_dump({**document, "tables": ["public.a"]}), encoding="utf-8")
         run.wait_for_state("public.b", None)
-        made.path.write_text(yaml.safe_dump({**document, "tables": ["public.a", "public.b"]}), encoding="utf-8")
+        made.path.write_text(
+            yaml.safe_dump({**document, "tables": ["public.a", "public.b"]}), encoding="utf-8"
+        )
         run.wait_for_state("public.b", TableState.STREAMING)
     made.run_once()
     made.assert_equal("public.a", "public.b", "later.extra")
@@ -109,7 +119,9 @@ def test_P08_a_table_that_leaves_the_publication_of_a_running_pipeline_fails_alo
             connection.execute(f"ALTER PUBLICATION {publication} DROP TABLE out, back")
             connection.execute("INSERT INTO back VALUES (2)")
             connection.execute(f"ALTER PUBLICATION {publication} ADD TABLE back")
-        database.execute("INSERT INTO good VALUES (2); INSERT INTO back VALUES (3); INSERT INTO out VALUES (2)")
+        database.execute(
+            "INSERT INTO good VALUES (2); INSERT INTO back VALUES (3); INSERT INTO out VALUES (2)"
+        )
         for name, words in (("out", "was taken out of the publication, so"), ("back", "and put in again")):
             run.wait_for_state(f"public.{name}", TableState.FAILED)
             status = run.pipeline.statuses[TableName("public", name)]
@@ -134,7 +146,10 @@ def _refuse(*_: object) -> None:
 def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 200) g")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); "
+        "INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 200) g"
+    )
     database.execute("CREATE TABLE broken (id int PRIMARY KEY); INSERT INTO broken VALUES (1)")
     made = mirror(schema_changes="stop")
     made.run_once()
@@ -149,13 +164,23 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
             patch.setattr(DeltaSink, "replace", _refuse)
             run.order("resync", "public.t")
             database.execute("INSERT INTO t VALUES (202, 'beside'); DELETE FROM t WHERE id = 1")
-            wait_for(lambda: not made.orders().resync, "the order to be given up", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
+            wait_for(
+                lambda: not made.orders().resync,
+                "the order to be given up",
+                lambda: run.pipeline.statuses,
+                DEADLINE_SECONDS,
+            )
         run.wait_for_rows("public.t", 200)
         assert {202, 2} <= {row["id"] for row in made.rows("public.t")}
         run.order("resync", "public.t")
         run.order("resync", "public.broken")
         database.execute("UPDATE t SET v = 'changed' WHERE id = 3; DELETE FROM t WHERE id = 4")
-        wait_for(lambda: not made.orders().resync, "the orders to be carried out", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
+        wait_for(
+            lambda: not made.orders().resync,
+            "the orders to be carried out",
+            lambda: run.pipeline.statuses,
+            DEADLINE_SECONDS,
+        )
         run.wait_for_state("public.broken", TableState.STREAMING)
         database.execute("INSERT INTO broken VALUES (3, 7); INSERT INTO t VALUES (4, 'again')")
         run.wait_for_rows("public.broken", 3)
@@ -202,7 +227,9 @@ def test_a_table_that_is_removed_and_added_again_during_its_first_copy_has_all_c
     observer = _RemovedWhileCopied(made)
 
     def come_back() -> None:
-        database.execute("DELETE FROM big WHERE id <= 10; UPDATE big SET v = 'y' WHERE id > 2990")  # while it is not captured
+        database.execute(
+            "DELETE FROM big WHERE id <= 10; UPDATE big SET v = 'y' WHERE id > 2990"
+        )  # while it is not captured
         order(made.path, ["public.big"], "add")
         if not stops:
             order(made.path, ["public.big"], "resync")
@@ -213,7 +240,9 @@ def test_a_table_that_is_removed_and_added_again_during_its_first_copy_has_all_c
             wait_for(lambda: run.result is not None, "the run to end", lambda: run.failure, DEADLINE_SECONDS)
         else:
             run.wait_for_state("public.big", TableState.STREAMING)
-            wait_for(lambda: not made.orders().resync, "the order to be carried out", made.orders, DEADLINE_SECONDS)
+            wait_for(
+                lambda: not made.orders().resync, "the order to be carried out", made.orders, DEADLINE_SECONDS
+            )
             run.wait_for_state("public.big", TableState.STREAMING)
     if stops:
         come_back()
@@ -226,40 +255,67 @@ def test_a_table_that_is_removed_and_added_again_during_its_first_copy_has_all_c
 def test_changes_of_partitions_with_different_keys_are_recorded_if_the_table_needs_no_key(
     database: Database, mirror: MirrorFactory
 ) -> None:
-    database.execute("CREATE TABLE log (id int, ts int) PARTITION BY RANGE (ts); CREATE TABLE log_a PARTITION OF log DEFAULT")
+    database.execute(
+        "CREATE TABLE log (id int, ts int) PARTITION BY RANGE (ts); "
+        "CREATE TABLE log_a PARTITION OF log DEFAULT"
+    )
     database.execute("ALTER TABLE log_a ADD PRIMARY KEY (id); INSERT INTO log VALUES (1, 1)")
     made = mirror(tables=[{"table": "public.log", "mode": "append"}])
     assert not made.run_once().failed
-    database.execute("INSERT INTO log VALUES (2, 2); UPDATE log SET ts = 3 WHERE id = 2; DELETE FROM log WHERE id = 1")
+    database.execute(
+        "INSERT INTO log VALUES (2, 2); UPDATE log SET ts = 3 WHERE id = 2; DELETE FROM log WHERE id = 1"
+    )
     assert not made.run_once().failed
     rows = sorted((row["id"], row["_change_type"]) for row in made.rows("public.log"))
     assert rows == [(1, "delete"), (1, "snapshot"), (2, "insert"), (2, "update_postimage")]
 
 
-def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(database: Database, mirror: MirrorFactory) -> None:
-    """The change shows it where the catalog no longer does, and the catalog where no change does: a key update carries no old key."""
+def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(
+    database: Database, mirror: MirrorFactory
+) -> None:
+    """The change shows it where the catalog no longer does, and the catalog where no change does: a key
+    update carries no old key.
+    """
     database.execute("CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1)")
-    database.execute("CREATE TABLE bad (id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)")
-    database.execute("CREATE UNIQUE INDEX by_code ON bad (code, ts); ALTER TABLE bad REPLICA IDENTITY USING INDEX by_code")
+    database.execute(
+        "CREATE TABLE bad (id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)) "
+        "PARTITION BY RANGE (ts)"
+    )
+    database.execute(
+        "CREATE UNIQUE INDEX by_code ON bad (code, ts); ALTER TABLE bad REPLICA IDENTITY USING INDEX by_code"
+    )
     database.execute("CREATE TABLE bad_a PARTITION OF bad FOR VALUES FROM (0) TO (10)")
     mended = "ALTER TABLE bad_a REPLICA IDENTITY USING INDEX bad_a_code_ts_idx"
     database.execute(f"{mended}; INSERT INTO bad VALUES (1, 'a', 1), (2, 'b', 2)")
     made = mirror()
     made.run_once()
-    database.execute(f"ALTER TABLE bad_a REPLICA IDENTITY DEFAULT; DELETE FROM bad WHERE id = 1; {mended}; INSERT INTO good VALUES (2)")
+    database.execute(
+        f"ALTER TABLE bad_a REPLICA IDENTITY DEFAULT; DELETE FROM bad WHERE id = 1; {mended}; "
+        "INSERT INTO good VALUES (2)"
+    )
     tables = made.run_once().tables
-    assert (tables["public.bad"].state, tables["public.good"].state) == (TableState.FAILED, TableState.STREAMING)
+    assert (tables["public.bad"].state, tables["public.good"].state) == (
+        TableState.FAILED,
+        TableState.STREAMING,
+    )
     assert "PEN-1417" in (tables["public.bad"].reason or "")
-    assert (len(made.rows("public.bad")), len(made.rows("public.good"))) == (2, 2), "nothing of the refused change is applied"
+    assert (len(made.rows("public.bad")), len(made.rows("public.good"))) == (2, 2), (
+        "nothing of the refused change is applied"
+    )
     order(made.path, ["public.bad"], "resync")
     with running(made) as run:
         run.wait_for_rows("public.bad", 1)
         run.wait_for_state("public.bad", TableState.STREAMING)
-        database.execute("CREATE TABLE bad_b PARTITION OF bad FOR VALUES FROM (10) TO (20); INSERT INTO bad VALUES (3, 'c', 11)")
+        database.execute(
+            "CREATE TABLE bad_b PARTITION OF bad FOR VALUES FROM (10) TO (20); "
+            "INSERT INTO bad VALUES (3, 'c', 11)"
+        )
         run.wait_for_state("public.bad", TableState.FAILED)
         status = run.pipeline.statuses[TableName.parse("public.bad")]
         assert "PEN-1418" in (status.reason or "")
-        assert status.remedy == 'ALTER TABLE "public"."bad_b" REPLICA IDENTITY USING INDEX "bad_b_code_ts_idx";'
+        assert (
+            status.remedy == 'ALTER TABLE "public"."bad_b" REPLICA IDENTITY USING INDEX "bad_b_code_ts_idx";'
+        )
         database.execute("INSERT INTO good VALUES (3)")
         run.wait_for_rows("public.good", 3)
         assert run.state("public.good") is TableState.STREAMING

@@ -41,7 +41,9 @@ def test_C06_a_mirror_in_postgres_has_the_exact_text_of_every_value(
 ) -> None:
     database.execute(VALUES)
     database.execute("CREATE TABLE plain (id bigint PRIMARY KEY, note text)")
-    database.execute("CREATE TABLE kept (id int PRIMARY KEY, note text); INSERT INTO kept VALUES (1, 'one'), (2, 'two')")
+    database.execute(
+        "CREATE TABLE kept (id int PRIMARY KEY, note text); INSERT INTO kept VALUES (1, 'one'), (2, 'two')"
+    )
     database.execute("INSERT INTO plain SELECT g, 'row ' || g FROM generate_series(1, 100) g")
     made = mirror(
         sink={"postgres": {"dsn": target_database.dsn, "schema_prefix": "copy_"}},
@@ -66,7 +68,8 @@ def test_C06_a_mirror_in_postgres_has_the_exact_text_of_every_value(
 
     # Changes by another writer: one target is repaired in place on request, a dropped one is recreated.
     target_database.execute(
-        "CREATE VIEW copy_public.seen AS SELECT note FROM copy_public.plain; UPDATE copy_public.plain SET note = 'spoiled'"
+        "CREATE VIEW copy_public.seen AS SELECT note FROM copy_public.plain; "
+        "UPDATE copy_public.plain SET note = 'spoiled'"
     )
     target_database.execute("DROP TABLE copy_public.kept")
     order(made.path, ["public.plain"], "resync")
@@ -78,13 +81,26 @@ def test_C06_a_mirror_in_postgres_has_the_exact_text_of_every_value(
 def test_K15_a_log_in_parquet_has_every_change_behind_the_rows_that_were_there(
     spark: SparkSession, database: Database, mirror: MirrorFactory
 ) -> None:
-    database.execute("CREATE TABLE plain (id bigint PRIMARY KEY, size numeric); INSERT INTO plain VALUES (1, '1.5'), (2, 'NaN')")
+    database.execute(
+        "CREATE TABLE plain (id bigint PRIMARY KEY, size numeric); "
+        "INSERT INTO plain VALUES (1, '1.5'), (2, 'NaN')"
+    )
     made = mirror(sink={"parquet": {"path": "log"}})
     made.run_once()
-    database.execute("UPDATE plain SET size = 7 WHERE id = 1; DELETE FROM plain WHERE id = 2; INSERT INTO plain VALUES (3, NULL)")
+    database.execute(
+        "UPDATE plain SET size = 7 WHERE id = 1; DELETE FROM plain WHERE id = 2; "
+        "INSERT INTO plain VALUES (3, NULL)"
+    )
     made.run_once()
-    rows = spark.read.parquet(str(made.config.sink.root / "public" / "plain")).orderBy("_commit_version", "_ordinal", "id").collect()
-    shown = [(row["_change_type"], row["id"], None if row["size"] is None else float(row["size"]), row["_exact"]) for row in rows]
+    rows = (
+        spark.read.parquet(str(made.config.sink.root / "public" / "plain"))
+        .orderBy("_commit_version", "_ordinal", "id")
+        .collect()
+    )
+    shown = [
+        (row["_change_type"], row["id"], None if row["size"] is None else float(row["size"]), row["_exact"])
+        for row in rows
+    ]
     assert shown == [
         ("snapshot", 1, 1.5, None),
         ("snapshot", 2, None, {"size": "NaN"}),

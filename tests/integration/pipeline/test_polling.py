@@ -15,7 +15,9 @@ TABLES = ("public.orders", "public.customers", "public.visits")
 
 
 def polled(database: Database, mirror: MirrorFactory, **polling: Any) -> Mirror:
-    return mirror(source={"dsn": database.dsn, "capture": "polling", "polling": {"interval": "100 ms", **polling}})
+    return mirror(
+        source={"dsn": database.dsn, "capture": "polling", "polling": {"interval": "100 ms", **polling}}
+    )
 
 
 def assert_same(database: Database, pipeline: Mirror) -> None:
@@ -27,7 +29,9 @@ def assert_same(database: Database, pipeline: Mirror) -> None:
 
 def seed(database: Database) -> None:
     for table in TABLES:
-        database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text, at timestamptz NOT NULL DEFAULT now())")
+        database.execute(
+            f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text, at timestamptz NOT NULL DEFAULT now())"
+        )
         database.execute(f"INSERT INTO {table} SELECT n, 'note ' || n FROM generate_series(1, 500) n")
 
 

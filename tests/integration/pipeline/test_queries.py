@@ -101,7 +101,8 @@ def test_K12_only_row_wise_queries_are_accepted(spark: SparkSession) -> None:
 def test_spark_reports_the_source_columns_of_each_column(spark: SparkSession) -> None:
     found = analyse(
         spark,
-        "SELECT s.id AS `key`, `Odd name`, `Odd name` * b AS product, CAST(a AS int) AS n, 1 AS one, transform(list, x -> x + b) AS more, "
+        "SELECT s.id AS `key`, `Odd name`, `Odd name` * b AS product, CAST(a AS int) AS n, 1 "
+        "AS one, transform(list, x -> x + b) AS more, "
         "day FROM source AS s WHERE length(a) > 1 AND b = 1",
         COLUMNS,
     )
@@ -119,7 +120,9 @@ def test_spark_reports_the_source_columns_of_each_column(spark: SparkSession) ->
     assert analyse(spark, "SELECT * EXCEPT (a) FROM source", COLUMNS).condition_columns is None
 
 
-def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_another(spark: SparkSession) -> None:
+def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_another(
+    spark: SparkSession,
+) -> None:
     spark.conf.set("penstock.test.session", "the thread's")
     spark.createDataFrame([], "a int")  # which is how one becomes the thread's
     analyse(spark, "SELECT id FROM source", COLUMNS)
@@ -134,18 +137,23 @@ def test_an_error_is_that_of_its_row_and_its_column(spark: SparkSession, tmp_pat
         "_row": pa.array([0, 1, 2, 3], pa.int64()),
         "a": ["12", "x", None, "3"],
         "b": pa.array([0, 2, None, 2**31 - 1], pa.int32()),
-        "at": pa.array([datetime(1, 1, 1, tzinfo=UTC), None, None, datetime(9999, 12, 31, tzinfo=UTC)], pa.timestamp("us", "UTC")),
+        "at": pa.array(
+            [datetime(1, 1, 1, tzinfo=UTC), None, None, datetime(9999, 12, 31, tzinfo=UTC)],
+            pa.timestamp("us", "UTC"),
+        ),
         "day": pa.array([date(1, 1, 1), None, None, date(9999, 12, 31)]),
     }
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     text = (
-        "SELECT id, 10 / b AS q, 10 / b + 1 AS r, CAST(a AS int) AS n, b + 1 AS more, at + INTERVAL '0' DAY AS at, date_add(day, 0) AS day "
+        "SELECT id, 10 / b AS q, 10 / b + 1 AS r, CAST(a AS int) AS n, b + 1 "
+        "AS more, at + INTERVAL '0' DAY AS at, date_add(day, 0) AS day "
         "FROM source WHERE 10 / b > 1"
     )
     answer(spark, text, COLUMNS, [str(tmp_path / "rows.parquet")], str(tmp_path / "answers"))
     found = pq.read_table(tmp_path / "answers").sort_by("_row")
     answers = {
-        name: [None if each is None else (each[VALUE],) for each in found.column(name).to_pylist()] for name in found.column_names[1:]
+        name: [None if each is None else (each[VALUE],) for each in found.column(name).to_pylist()]
+        for name in found.column_names[1:]
     }
     assert answers["1"] == [None, (5.0,), (None,), (10 / (2**31 - 1),)]
     assert answers["2"] == [None, (6.0,), (None,), (10 / (2**31 - 1) + 1,)]
@@ -161,10 +169,19 @@ def test_a_condition_alone_means_the_same_as_in_spark(spark: SparkSession, tmp_p
     pq.write_table(table, tmp_path / "rows.parquet")
     columns = pa.schema([(name, values.type) for name, values in VALUES.items()])
     made = ", ".join(f"({text}) AS c{at}" for at, text in enumerate(ANSWERS) if text != "b")
-    answer(spark, f"SELECT {made} FROM source", columns, [str(tmp_path / "rows.parquet")], str(tmp_path / "answers"))
+    answer(
+        spark,
+        f"SELECT {made} FROM source",
+        columns,
+        [str(tmp_path / "rows.parquet")],
+        str(tmp_path / "answers"),
+    )
     found = pq.read_table(tmp_path / "answers").sort_by("_row")
     spoken = {
-        text: "".join("n" if each[VALUE] is None else "t" if each[VALUE] else "f" for each in found.column(str(at)).to_pylist())
+        text: "".join(
+            "n" if each[VALUE] is None else "t" if each[VALUE] else "f"
+            for each in found.column(str(at)).to_pylist()
+        )
         for at, text in enumerate(text for text in ANSWERS if text != "b")
     }
     assert spoken == {text: answers for text, answers in ANSWERS.items() if text != "b"}
@@ -172,23 +189,29 @@ def test_a_condition_alone_means_the_same_as_in_spark(spark: SparkSession, tmp_p
 
 RULE = {
     "table": "public.orders",
-    "sql": "SELECT note AS remark, id AS order_id, CAST(price AS decimal(10,2)) * qty AS total, length(long) AS size, long FROM source "
+    "sql": "SELECT note AS remark, id AS order_id, CAST(price AS decimal(10,2)) * qty "
+    "AS total, length(long) AS size, long FROM source "
     "WHERE qty % 2 = 0",
 }
 
 
 def orders(made: Mirror) -> list[tuple[object, ...]]:
-    return sorted(tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long,1,1)"))
+    return sorted(
+        tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long,1,1)")
+    )
 
 
-def test_K12_S13_a_table_is_the_result_of_its_query(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:
+def test_K12_S13_a_table_is_the_result_of_its_query(
+    spark: SparkSession, database: Database, mirror: MirrorFactory
+) -> None:
     database.execute(ORDERS)
     made = mirror(tables=[RULE], refused="dead_letters")
     report = check_pipeline(made.path)
     assert not [finding for step in report.steps for finding in step.problems], report
     made.run_once()
     assert orders(made) == [
-        (at, f"note {at}", Decimal(at) * Decimal(f"{at}.50"), 5000, letter) for at, letter in ((2, "b"), (4, "d"), (6, "f"))
+        (at, f"note {at}", Decimal(at) * Decimal(f"{at}.50"), 5000, letter)
+        for at, letter in ((2, "b"), (4, "d"), (6, "f"))
     ]
 
     database.execute("UPDATE orders SET qty = 3 WHERE id = 2")  # leaves
@@ -203,10 +226,15 @@ def test_K12_S13_a_table_is_the_result_of_its_query(spark: SparkSession, databas
         (6, "note 6", Decimal("39.00"), 5000, "f"),
         (8, None, Decimal("0.50"), 1, "n"),
     ]
-    (names,) = [DeadLetterStore(made.config.sink.root, made.config.pipeline).open_names(name) for name in made.config.named_tables]
+    (names,) = [
+        DeadLetterStore(made.config.sink.root, made.config.pipeline).open_names(name)
+        for name in made.config.named_tables
+    ]
     assert len(names) == 2, "one was refused when the table was copied"
 
-    database.execute("UPDATE orders SET price = '2', long = 'g' WHERE id = 6; DELETE FROM orders WHERE id = 8")
+    database.execute(
+        "UPDATE orders SET price = '2', long = 'g' WHERE id = 6; DELETE FROM orders WHERE id = 8"
+    )
     verified = verify_tables(spark, made.config)
     assert verified.equal_but_held, verified
     assert [each.comparison.held for each in verified.verdicts if each.comparison is not None] == [1]
@@ -219,11 +247,14 @@ def test_K12_S13_a_table_is_the_result_of_its_query(spark: SparkSession, databas
     assert "price" in (status.reason or "")
 
 
-def test_a_check_starts_spark_for_a_query_only_and_reports_its_errors(database: Database, mirror: MirrorFactory) -> None:
+def test_a_check_starts_spark_for_a_query_only_and_reports_its_errors(
+    database: Database, mirror: MirrorFactory
+) -> None:
     database.execute(ORDERS)
     made = mirror(tables=[{"table": "public.orders", "sql": "SELECT count(*) AS n FROM source"}])
     code = (
-        "import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline as c; "
+        "import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline "
+        "as c; "
         f"print(*(each.what for each in c(Path({str(made.path)!r})).problems)); "
         "from pyspark import SparkContext; assert SparkContext._active_spark_context is None"
     )

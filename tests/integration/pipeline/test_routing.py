@@ -32,13 +32,23 @@ def target(postgres_server: PostgresServer) -> Iterator[Database]:
 
 
 def _there(database: Database, *shards: str) -> set[tuple[Any, ...]]:
-    return {(f"{shard}.orders", *row) for shard in shards for row in database.query(f"SELECT id, note, md5(big) FROM {shard}.orders")}
+    return {
+        (f"{shard}.orders", *row)
+        for shard in shards
+        for row in database.query(f"SELECT id, note, md5(big) FROM {shard}.orders")
+    }
 
 
 def _change(database: Database) -> None:
     """A truncate takes one shard's rows alone; a key change, its untouched values too, stays in its shard."""
-    database.execute("UPDATE shard_1.orders SET note = 'gone soon' WHERE id = 2; UPDATE shard_2.orders SET id = 30 WHERE id = 3")
-    database.execute("DELETE FROM shard_2.orders WHERE id = 1; TRUNCATE shard_1.orders; INSERT INTO shard_1.orders VALUES (2)")
+    database.execute(
+        "UPDATE shard_1.orders SET note = 'gone soon' WHERE id = 2; "
+        "UPDATE shard_2.orders SET id = 30 WHERE id = 3"
+    )
+    database.execute(
+        "DELETE FROM shard_2.orders WHERE id = 1; TRUNCATE shard_1.orders; "
+        "INSERT INTO shard_1.orders VALUES (2)"
+    )
 
 
 def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(

@@ -1,4 +1,6 @@
-"""Pipelines stopped by a signal, and pipelines that continue from the state of another version of Penstock."""
+"""Pipelines stopped by a signal, and pipelines that continue from the state of another version of
+Penstock.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_K07_a_signal_in_the_middle_of_an_epoch_ends_the_run_in_order(
             assert run_pipeline(both.path, once=False, console=Console(quiet=True)) == code
         monkeypatch.undo()
         assert not waiting
-        wait_for(lambda: not is_active(database, both), "the slot to be let go of", lambda: "it is taken", 60.0)
+        wait_for(
+            lambda: not is_active(database, both), "the slot to be let go of", lambda: "it is taken", 60.0
+        )
     both.run_once()
     both.assert_equal(*TABLES)
 

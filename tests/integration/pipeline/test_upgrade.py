@@ -1,11 +1,12 @@
-"""Files that version 7047cc4 wrote are continued by this version: targets, spool, state, positions of records, checkpoints of connectors.
+"""Files that version 7047cc4 wrote are continued by this version: targets, spool, state, positions of
+records, checkpoints of connectors.
 
 The archive holds the package of that commit without its `testing`, and is reproducible:
 
     git archive --format=tar 7047cc4 src/penstock src/pyspark_penstock.py ':!src/penstock/testing' | xz -9e
 
-7047cc4 is the last commit before modules and classes were renamed. A test fails if a name that was persisted then has changed since: a JSON
-key, a file or directory, a table property, a column.
+7047cc4 is the last commit before modules and classes were renamed. A test fails if a name that was persisted
+then has changed since: a JSON key, a file or directory, a table property, a column.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ TIMEOUT_SECONDS = 240
 QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
 """For a JVM that lives for one run."""
 
-DATED, HALTED, ITEMS, VERSIONS = (TableName("public", name) for name in ("dated", "halted", "items", "versions"))
+DATED, HALTED, ITEMS, VERSIONS = (
+    TableName("public", name) for name in ("dated", "halted", "items", "versions")
+)
 
 
 class FormerVersion:
@@ -62,7 +65,9 @@ class FormerVersion:
     def _run(self, arguments: Sequence[str]) -> str:
         environment = {**os.environ, "PYTHONPATH": str(self._source)}
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -113,10 +118,19 @@ def delta_table_ids(root: Path) -> dict[str, str]:
 def test_a_pipeline_of_the_former_version_continues_without_a_resync(
     spark: SparkSession, database: Database, mirror_into: MirrorFactory, former: FormerVersion, kind: str
 ) -> None:
-    database.execute("CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'b'), (3, 'c')")
-    database.execute("CREATE TABLE versions (id int PRIMARY KEY, v text); INSERT INTO versions VALUES (1, 'first')")
-    database.execute("CREATE TABLE halted (id int PRIMARY KEY, v text); INSERT INTO halted VALUES (1, 'first')")
-    database.execute("CREATE TABLE dated (id int PRIMARY KEY, due date); INSERT INTO dated VALUES (1, '2024-01-01')")
+    database.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, note text); "
+        "INSERT INTO items VALUES (1, 'a'), (2, 'b'), (3, 'c')"
+    )
+    database.execute(
+        "CREATE TABLE versions (id int PRIMARY KEY, v text); INSERT INTO versions VALUES (1, 'first')"
+    )
+    database.execute(
+        "CREATE TABLE halted (id int PRIMARY KEY, v text); INSERT INTO halted VALUES (1, 'first')"
+    )
+    database.execute(
+        "CREATE TABLE dated (id int PRIMARY KEY, due date); INSERT INTO dated VALUES (1, '2024-01-01')"
+    )
     mirror = mirror_into(
         kind,
         tables=["public.*", {"table": "public.versions", "mode": "history"}],
@@ -128,7 +142,10 @@ def test_a_pipeline_of_the_former_version_continues_without_a_resync(
     former.penstock("run", "--once", mirror.path)
     former.penstock("tables", "pause", mirror.path, "public.halted")
     database.execute("ALTER TABLE items ADD COLUMN size int DEFAULT 7; INSERT INTO items VALUES (4, 'd', 8)")
-    database.execute("UPDATE versions SET v = 'second'; UPDATE halted SET v = 'second'; INSERT INTO dated VALUES (2, 'infinity')")
+    database.execute(
+        "UPDATE versions SET v = 'second'; UPDATE halted SET v = 'second'; "
+        "INSERT INTO dated VALUES (2, 'infinity')"
+    )
     former.penstock("run", "--once", mirror.path)
     former_ids = delta_table_ids(mirror.config.sink.root) if kind == "delta" else {}
 
@@ -139,9 +156,15 @@ def test_a_pipeline_of_the_former_version_continues_without_a_resync(
     assert before.epoch is not None
 
     database.execute("ALTER TABLE items ADD COLUMN colour text; INSERT INTO items VALUES (5, 'e', 9, 'red')")
-    database.execute("UPDATE items SET note = 'z' WHERE id = 1; DELETE FROM items WHERE id = 2; UPDATE versions SET v = 'third'")
+    database.execute(
+        "UPDATE items SET note = 'z' WHERE id = 1; DELETE FROM items WHERE id = 2; "
+        "UPDATE versions SET v = 'third'"
+    )
     states = run_without_copying(mirror)
-    assert states == {**dict.fromkeys(map(str, (DATED, ITEMS, VERSIONS)), TableState.STREAMING), str(HALTED): TableState.PAUSED}
+    assert states == {
+        **dict.fromkeys(map(str, (DATED, ITEMS, VERSIONS)), TableState.STREAMING),
+        str(HALTED): TableState.PAUSED,
+    }
     after = inspect_status(mirror.config)
     assert after.letters == {DATED: 1}
     assert mirror.orders().paused == {HALTED}
@@ -150,7 +173,11 @@ def test_a_pipeline_of_the_former_version_continues_without_a_resync(
     assert [row["v"] for row in mirror.rows("public.halted")] == ["first"]
 
     order(mirror.path, ["public.halted"], "resume")
-    mirror.path.write_text(mirror.path.read_text(encoding="utf-8").replace("on_unrepresentable: error", "on_unrepresentable: 'null'"))
+    mirror.path.write_text(
+        mirror.path.read_text(encoding="utf-8").replace(
+            "on_unrepresentable: error", "on_unrepresentable: 'null'"
+        )
+    )
     order_replay(mirror.path, ["public.dated"])
     states = run_without_copying(mirror)
     assert set(states.values()) == {TableState.STREAMING}
@@ -179,14 +206,25 @@ print(json.dumps([str(position), keys]))
 """
 
 
-def test_records_continue_after_a_position_of_the_former_version(database: Database, former: FormerVersion, tmp_path: Path) -> None:
-    database.execute("CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'b')")
-    config = {"url": database.dsn, "table": "public.items", "slot": f"r_{database.name}", "spool": str(tmp_path / "spool")}
+def test_records_continue_after_a_position_of_the_former_version(
+    database: Database, former: FormerVersion, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'b')"
+    )
+    config = {
+        "url": database.dsn,
+        "table": "public.items",
+        "slot": f"r_{database.name}",
+        "spool": str(tmp_path / "spool"),
+    }
     older, keys = former.program(READ_RECORDS, json.dumps(config), 2)
     assert sorted(keys) == [1, 2]
     database.execute("INSERT INTO items VALUES (3, 'c')")
     database.execute("INSERT INTO items VALUES (4, 'd')")
-    position, keys = former.program(READ_RECORDS.replace("None, []", "RecordPosition(sys.argv[3]), []"), json.dumps(config), 1, older)
+    position, keys = former.program(
+        READ_RECORDS.replace("None, []", "RecordPosition(sys.argv[3]), []"), json.dumps(config), 1, older
+    )
     assert keys == [3]
     source = PostgresRecordSource()
     source.open({**config, "waitSeconds": "60"})
@@ -219,9 +257,18 @@ print(json.dumps([checkpoint.to_json(), rows]))
 """
 
 
-def test_a_connector_continues_after_a_checkpoint_of_the_former_version(database: Database, former: FormerVersion, tmp_path: Path) -> None:
-    database.execute("CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'b')")
-    config = {"dsn": database.dsn, "slot": f"c_{database.name}", "spool": str(tmp_path / "spool"), "tables": "public.items"}
+def test_a_connector_continues_after_a_checkpoint_of_the_former_version(
+    database: Database, former: FormerVersion, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'b')"
+    )
+    config = {
+        "dsn": database.dsn,
+        "slot": f"c_{database.name}",
+        "spool": str(tmp_path / "spool"),
+        "tables": "public.items",
+    }
     checkpoint, rows = former.program(READ_BATCHES, json.dumps(config))
     assert sorted(rows) == [1, 2]
     database.execute("INSERT INTO items VALUES (3, 'c')")

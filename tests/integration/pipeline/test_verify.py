@@ -38,12 +38,20 @@ def test_a_stopped_pipeline_is_brought_to_the_snapshot_and_every_difference_is_f
     database: Database, mirror: MirrorFactory, spark: SparkSession
 ) -> None:
     database.execute("CREATE TABLE big (id int PRIMARY KEY, v text, f float8, n numeric, m text[])")
-    database.execute(f"INSERT INTO big SELECT g, 'v' || g, g / 7.0, g, ARRAY[g::text, NULL] FROM generate_series(1, {ROWS}) g")
-    database.execute("INSERT INTO big VALUES (-1, '', 'NaN', 'NaN', '{}'), (-2, NULL, '-0', 'Infinity', NULL)")
+    database.execute(
+        "INSERT INTO big SELECT g, 'v' || g, g / 7.0, g, ARRAY[g::text, NULL] "
+        f"FROM generate_series(1, {ROWS}) g"
+    )
+    database.execute(
+        "INSERT INTO big VALUES (-1, '', 'NaN', 'NaN', '{}'), (-2, NULL, '-0', 'Infinity', NULL)"
+    )
     database.execute("CREATE TABLE other (id int PRIMARY KEY)")
     both = mirror()
     both.run_once()
-    database.execute("UPDATE big SET v = 'changed' WHERE id <= 100; DELETE FROM big WHERE id = 200; INSERT INTO other VALUES (1)")
+    database.execute(
+        "UPDATE big SET v = 'changed' WHERE id <= 100; DELETE FROM big WHERE id = 200; "
+        "INSERT INTO other VALUES (1)"
+    )
     report = verify_tables(spark, both.config)
     assert report.equal, _explained(report)
     assert [each.comparison and each.comparison.source_rows for each in report.verdicts] == [ROWS + 1, 1]
@@ -54,7 +62,11 @@ def test_a_stopped_pipeline_is_brought_to_the_snapshot_and_every_difference_is_f
     assert [str(each.table) for each in report.verdicts] == ["public.big"]
     assert not report.equal
     assert _differences(report) == [
-        ("different", {"id": "-2"}, [("f", "-0.0", "0.0"), ("_exact", '{"n":"Infinity"}', '{"n":"-Infinity"}')]),
+        (
+            "different",
+            {"id": "-2"},
+            [("f", "-0.0", "0.0"), ("_exact", '{"n":"Infinity"}', '{"n":"-Infinity"}')],
+        ),
         ("different", {"id": "303"}, [("m", '["303",null]', '[null,"303"]')]),
         ("different", {"id": str(ROWS)}, [("v", f"v{ROWS}", "altered")]),
         ("extra", {"id": "-5"}, []),
@@ -79,7 +91,9 @@ def _alter(spark: SparkSession, path: Path) -> None:
     changed.unionAll(added).write.format("delta").mode("overwrite").save(str(path))
 
 
-def _differences(report: VerifyReport) -> list[tuple[str, dict[str, str | None], list[tuple[str, str | None, str | None]]]]:
+def _differences(
+    report: VerifyReport,
+) -> list[tuple[str, dict[str, str | None], list[tuple[str, str | None, str | None]]]]:
     compared = [each.comparison for each in report.verdicts if each.comparison is not None]
     return [
         (row.kind, row.key, [(each.column, each.source, each.target) for each in row.columns])
@@ -88,12 +102,19 @@ def _differences(report: VerifyReport) -> list[tuple[str, dict[str, str | None],
     ]
 
 
-def test_a_failed_table_is_reported_and_not_equal(database: Database, mirror: MirrorFactory, spark: SparkSession) -> None:
-    database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); CREATE TABLE bad (id int PRIMARY KEY, v text)")
+def test_a_failed_table_is_reported_and_not_equal(
+    database: Database, mirror: MirrorFactory, spark: SparkSession
+) -> None:
+    database.execute(
+        "CREATE TABLE good (id int PRIMARY KEY, v text); CREATE TABLE bad (id int PRIMARY KEY, v text)"
+    )
     database.execute("INSERT INTO good VALUES (1, 'one'); INSERT INTO bad VALUES (1, 'one')")
     both = mirror(schema_changes="stop")
     both.run_once()
-    database.execute("ALTER TABLE bad ADD more int; INSERT INTO bad VALUES (2, 'two', 2); INSERT INTO good VALUES (2, 'two')")
+    database.execute(
+        "ALTER TABLE bad ADD more int; INSERT INTO bad VALUES (2, 'two', 2); "
+        "INSERT INTO good VALUES (2, 'two')"
+    )
     report = verify_tables(spark, both.config)
     assert not report.equal
     good, bad = _verdict(report, "public.good"), _verdict(report, "public.bad")

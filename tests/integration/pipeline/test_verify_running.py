@@ -45,7 +45,9 @@ def _running(pipeline: Pipeline) -> Iterator[None]:
     thread = threading.Thread(target=run, name="test-pipeline")
     thread.start()
     try:
-        wait_for(lambda: pipeline.position > Position.ZERO or errors, "the first epoch", lambda: errors, _SECONDS)
+        wait_for(
+            lambda: pipeline.position > Position.ZERO or errors, "the first epoch", lambda: errors, _SECONDS
+        )
         yield
     finally:
         pipeline.stop()
@@ -67,11 +69,18 @@ class Busy:
         """Of two epochs: one may have been planned long ago."""
         for _ in range(2):
             reached = self.pipeline.position
-            wait_for(lambda reached=reached: self.pipeline.position > reached, "an epoch", lambda: self.pipeline.position, _SECONDS)  # type: ignore[misc]
+            wait_for(
+                lambda reached=reached: self.pipeline.position > reached,
+                "an epoch",
+                lambda: self.pipeline.position,
+                _SECONDS,
+            )  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module")
-def busy(spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
+def busy(
+    spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Busy]:
     database = postgres_server.create_database()
     create_shop(database.dsn, customers=50, orders=300)
     document = mirror_document(database, tables=["shop.orders"], trigger="1 second")
@@ -89,7 +98,9 @@ def _explained(report: VerifyReport) -> str:
 
 @pytest.mark.timeout(600 + 120 * ROUNDS)
 def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy: Busy) -> None:
-    """Each time at another position, at which the pipeline would not have ended an epoch without the barrier."""
+    """Each time at another position, at which the pipeline would not have ended an epoch without the
+    barrier.
+    """
     positions: set[Position] = set()
     told: list[str] = []
 
@@ -104,7 +115,9 @@ def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy
         assert report.equal, _explained(report)
         assert [str(each.table) for each in report.verdicts] == ["shop.orders"]
         positions |= {each.position for each in report.verdicts}
-        assert all(each.comparison is not None and each.comparison.source_rows > 0 for each in report.verdicts)
+        assert all(
+            each.comparison is not None and each.comparison.source_rows > 0 for each in report.verdicts
+        )
         assert busy.workload.changes > before, "nothing was written during the run"
     assert len(positions) == ROUNDS
     assert not any("trying again" in text for text in told), "the pipeline stepped over a barrier"
@@ -116,11 +129,15 @@ def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy
 def test_the_pipeline_continues_while_a_snapshot_waits_for_an_open_transaction(busy: Busy) -> None:
     reports: list[VerifyReport] = []
     told: list[str] = []
-    thread = threading.Thread(target=lambda: reports.append(verify_tables(busy.spark, busy.config, tell=told.append)))
+    thread = threading.Thread(
+        target=lambda: reports.append(verify_tables(busy.spark, busy.config, tell=told.append))
+    )
     with busy.database.connect() as held:
         held.execute("INSERT INTO shop.orders (customer_id, status) VALUES (1, 'late')")
         thread.start()
-        wait_for(lambda: any("waits for" in text for text in told), "a snapshot that waits", lambda: told, _SECONDS)
+        wait_for(
+            lambda: any("waits for" in text for text in told), "a snapshot that waits", lambda: told, _SECONDS
+        )
         busy.wait_for_progress()
         assert not reports
         held.commit()

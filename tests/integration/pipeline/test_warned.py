@@ -19,7 +19,10 @@ def test_L06_a_run_warns_of_a_slot_that_the_next_checkpoint_may_invalidate_and_a
     spark: SparkSession, tmp_path: Path
 ) -> None:
     settings = {"max_slot_wal_keep_size": "16MB", "checkpoint_timeout": "1h"}
-    with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
+    with (
+        server_directory() as directory,
+        EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server,
+    ):
         database = Database("postgres", server.dsn())
         document = {
             "pipeline": "strained",
@@ -37,7 +40,9 @@ def test_L06_a_run_warns_of_a_slot_that_the_next_checkpoint_may_invalidate_and_a
                 session.execute("SELECT pg_logical_emit_message(false, 'filler', 'x')")
                 session.execute("SELECT pg_switch_wal()")
         said = _said(mirror)
-        assert "warning PEN-1220: slot penstock_strained holds back more WAL than max_slot_wal_keep_size" in said
+        assert (
+            "warning PEN-1220: slot penstock_strained holds back more WAL than max_slot_wal_keep_size" in said
+        )
         assert "fix: let its reader catch up at once" in said
         mirror.assert_equal("public.t")
         database.close()

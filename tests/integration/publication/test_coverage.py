@@ -41,11 +41,15 @@ def mend(database: Database, report: CoverageReport) -> None:
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE items (id int PRIMARY KEY)")
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE items (id int PRIMARY KEY)"
+    )
     return database
 
 
-def test_P01_inspecting_changes_nothing_and_lists_the_planned_actions(shop: Database, address: SourceAddress) -> None:
+def test_P01_inspecting_changes_nothing_and_lists_the_planned_actions(
+    shop: Database, address: SourceAddress
+) -> None:
     report = inspect_coverage(address, "pub", {ORDERS, ITEMS})
     assert (report.satisfied, report.manageable, report.blockers) == (False, True, ())
     assert report.missing == {ORDERS, ITEMS}
@@ -81,12 +85,16 @@ def test_P01_nothing_required_is_nothing_to_do(shop: Database, address: SourceAd
     assert shop.query("SELECT 1 FROM pg_publication") == []
 
 
-def test_P02_a_publication_for_all_tables_satisfies_any_filter(shop: Database, address: SourceAddress) -> None:
+def test_P02_a_publication_for_all_tables_satisfies_any_filter(
+    shop: Database, address: SourceAddress
+) -> None:
     shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     assert ensure_coverage(address, "pub", {ORDERS}, manage=True).satisfied
 
 
-def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(shop: Database, address: SourceAddress) -> None:
+def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(
+    shop: Database, address: SourceAddress
+) -> None:
     """Nothing can be added to such a one, and the server leaves its own tables out."""
     shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     features = TableName("information_schema", "sql_features")
@@ -103,9 +111,14 @@ def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(s
 
 
 @pytest.mark.versions(15, 18)
-def test_P06_tables_of_a_schema_and_tables_in_several_publications(shop: Database, address: SourceAddress) -> None:
+def test_P06_tables_of_a_schema_and_tables_in_several_publications(
+    shop: Database, address: SourceAddress
+) -> None:
     shop.execute("CREATE SCHEMA other; CREATE TABLE other.t (id int PRIMARY KEY)")
-    shop.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA other; CREATE PUBLICATION another FOR TABLE orders, other.t")
+    shop.execute(
+        "CREATE PUBLICATION pub FOR TABLES IN SCHEMA other; "
+        "CREATE PUBLICATION another FOR TABLE orders, other.t"
+    )
     report = ensure_coverage(address, "pub", {ORDERS, TableName("other", "t")}, manage=True)
     assert report.present == {TableName("other", "t")}
     assert report.missing == {ORDERS}
@@ -119,7 +132,9 @@ def test_P02_published_tables_stay_published(shop: Database, address: SourceAddr
 
 
 @pytest.mark.parametrize("publish", ["insert", "insert, update, delete", "", "update"])
-def test_P03_a_publication_that_leaves_operations_out_is_a_blocker(shop: Database, address: SourceAddress, publish: str) -> None:
+def test_P03_a_publication_that_leaves_operations_out_is_a_blocker(
+    shop: Database, address: SourceAddress, publish: str
+) -> None:
     shop.execute(f"CREATE PUBLICATION pub FOR TABLE orders WITH (publish = '{publish}')")
     report = ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
     assert (report.satisfied, report.manageable, codes(report)) == (False, False, ["PEN-1105"])
@@ -130,7 +145,9 @@ def test_P03_a_publication_that_leaves_operations_out_is_a_blocker(shop: Databas
 
 
 @pytest.mark.versions(14, 18)
-def test_P04_partitioned_tables_need_publish_via_partition_root(shop: Database, address: SourceAddress) -> None:
+def test_P04_partitioned_tables_need_publish_via_partition_root(
+    shop: Database, address: SourceAddress
+) -> None:
     shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     shop.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     parted = TableName("public", "parted")
@@ -148,7 +165,8 @@ def test_P04_partitioned_tables_need_publish_via_partition_root(shop: Database, 
 @pytest.mark.versions(15, 18)
 def test_P05_a_column_list_without_the_key_is_a_blocker(shop: Database, address: SourceAddress) -> None:
     shop.execute(
-        "CREATE TABLE pair (v int, a int, b int, PRIMARY KEY (b, a)); CREATE PUBLICATION pub FOR TABLE orders (v, id), pair (v, a)"
+        "CREATE TABLE pair (v int, a int, b int, PRIMARY KEY (b, a)); "
+        "CREATE PUBLICATION pub FOR TABLE orders (v, id), pair (v, a)"
     )
     pair = TableName("public", "pair")
     report = inspect_coverage(address, "pub", {ORDERS, pair})
@@ -157,21 +175,36 @@ def test_P05_a_column_list_without_the_key_is_a_blocker(shop: Database, address:
     assert inspect_coverage(address, "pub", {ORDERS, pair}).satisfied
 
 
-def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Database, address: SourceAddress) -> None:
+def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(
+    shop: Database, address: SourceAddress
+) -> None:
     shop.execute("CREATE TABLE keyless (id int, v int); INSERT INTO keyless VALUES (1, 1)")
     shop.execute("CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE); INSERT INTO deferred VALUES (1)")
-    shop.execute("CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING; INSERT INTO nothing VALUES (1)")
-    shop.execute("CREATE TABLE parted (id int) PARTITION BY RANGE (id); ALTER TABLE parted REPLICA IDENTITY FULL")
-    shop.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10); INSERT INTO parted VALUES (1)")
+    shop.execute(
+        "CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING; "
+        "INSERT INTO nothing VALUES (1)"
+    )
+    shop.execute(
+        "CREATE TABLE parted (id int) PARTITION BY RANGE (id); ALTER TABLE parted REPLICA IDENTITY FULL"
+    )
+    shop.execute(
+        "CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10); INSERT INTO parted VALUES (1)"
+    )
     names = ("keyless", "deferred", "nothing", "parted")
     required = {TableName("public", name) for name in names}
     report = ensure_coverage(address, "pub", required | {ORDERS}, manage=True)
     assert codes(report) == ["PEN-1405"] * 4
     assert all("REPLICA IDENTITY FULL" in blocker.remedy for blocker in report.blockers)
-    better = {"deferred": "USING INDEX", "keyless": "ADD PRIMARY KEY", "nothing": "REPLICA IDENTITY DEFAULT", "parted": "ADD PRIMARY KEY"}
-    assert {blocker.tables[0].name: better[blocker.tables[0].name] in blocker.remedy for blocker in report.blockers} == dict.fromkeys(
-        names, True
-    )
+    better = {
+        "deferred": "USING INDEX",
+        "keyless": "ADD PRIMARY KEY",
+        "nothing": "REPLICA IDENTITY DEFAULT",
+        "parted": "ADD PRIMARY KEY",
+    }
+    assert {
+        blocker.tables[0].name: better[blocker.tables[0].name] in blocker.remedy
+        for blocker in report.blockers
+    } == dict.fromkeys(names, True)
     for name in names:
         shop.execute(f"UPDATE {name} SET id = id + 1; DELETE FROM {name} WHERE id = 3")
     # The claim itself: publishing them does break the application.
@@ -187,8 +220,12 @@ def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Da
         shop.execute(f"UPDATE {name} SET id = id + 1")
 
 
-def test_R18_tables_that_never_enter_the_log_are_named_with_the_reason(shop: Database, address: SourceAddress) -> None:
-    shop.execute("CREATE VIEW seen AS SELECT * FROM orders; CREATE MATERIALIZED VIEW kept AS SELECT * FROM orders")
+def test_R18_tables_that_never_enter_the_log_are_named_with_the_reason(
+    shop: Database, address: SourceAddress
+) -> None:
+    shop.execute(
+        "CREATE VIEW seen AS SELECT * FROM orders; CREATE MATERIALIZED VIEW kept AS SELECT * FROM orders"
+    )
     shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY); CREATE SEQUENCE numbers")
     shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     shop.execute("CREATE UNLOGGED TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
@@ -197,8 +234,18 @@ def test_R18_tables_that_never_enter_the_log_are_named_with_the_reason(shop: Dat
     names = ("absent", "distant", "fast", "kept", "numbers", "parted", "seen")
     report = inspect_coverage(address, "pub", {TableName("public", name) for name in names})
     reasons = {blocker.tables[0].name: blocker.what for blocker in report.blockers}
-    words = ("no table", "a foreign table", "unlogged", "a materialized view", "a sequence", "partition public.part", "a view")
-    assert {name: word in reasons[name] for name, word in zip(names, words, strict=True)} == dict.fromkeys(names, True)
+    words = (
+        "no table",
+        "a foreign table",
+        "unlogged",
+        "a materialized view",
+        "a sequence",
+        "partition public.part",
+        "a view",
+    )
+    assert {name: word in reasons[name] for name, word in zip(names, words, strict=True)} == dict.fromkeys(
+        names, True
+    )
     shop.execute(next(blocker.remedy for blocker in report.blockers if blocker.tables[0].name == "fast"))
     assert ensure_coverage(address, "pub", {TableName("public", "fast")}, manage=True).manageable
 
@@ -221,7 +268,10 @@ def test_P08_leaving_and_joining_again_is_distinguished_from_staying(
     assert memberships() == {}
     shop.execute("CREATE PUBLICATION pub FOR TABLE orders, items")
     first = memberships()
-    shop.execute("ALTER PUBLICATION pub SET TABLE orders, items; ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
+    shop.execute(
+        "ALTER PUBLICATION pub SET TABLE orders, items; "
+        "ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')"
+    )
     assert memberships() == first
     shop.execute("ALTER PUBLICATION pub DROP TABLE orders; ALTER PUBLICATION pub ADD TABLE orders")
     second = memberships()
@@ -286,17 +336,21 @@ def _transactions(database: Database) -> int:
     others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     wait_for(lambda: not database.query(others), "the end of our sessions", lambda: database.query(others))
     database.query("SELECT pg_stat_clear_snapshot()")
-    count: int = database.query("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")[0][0]
+    count: int = database.query(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )[0][0]
     return count
 
 
-# --- who may do what ----------------------------------------------------------------------------------------------------------
+# --- who may do what ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.versions(14, 18)
 def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database, roles: Roles) -> None:
     owner, plain = roles.create("owner"), roles.create("plain", "REPLICATION")
-    shop.execute(f"CREATE SCHEMA shut; CREATE TABLE shut.t (id int PRIMARY KEY); ALTER TABLE orders OWNER TO {owner}")
+    shop.execute(
+        f"CREATE SCHEMA shut; CREATE TABLE shut.t (id int PRIMARY KEY); ALTER TABLE orders OWNER TO {owner}"
+    )
     shop.execute(f"ALTER TABLE shut.t OWNER TO {owner}; REVOKE CREATE ON DATABASE {shop.name} FROM PUBLIC")
     required = {ORDERS, TableName("shut", "t")}
     address = roles.address(plain)
@@ -305,7 +359,13 @@ def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database,
     assert set(codes(report)) == {"PEN-1104"}
     text = " ".join(blocker.what for blocker in report.blockers)
     assert all(
-        part in text for part in ("may not create publications", "may not use schema shut", f"only {owner}", "public.orders, shut.t")
+        part in text
+        for part in (
+            "may not create publications",
+            "may not use schema shut",
+            f"only {owner}",
+            "public.orders, shut.t",
+        )
     )
     grants = [blocker.remedy for blocker in report.blockers if blocker.remedy.startswith("GRANT")]
     assert len(grants) == 2
@@ -333,7 +393,10 @@ def test_C04_a_read_only_role_needs_nothing_more_when_everything_exists(shop: Da
     assert report.satisfied
     lacking = ensure_coverage(roles.address(plain), "pub", {ORDERS, ITEMS}, manage=True)
     assert not lacking.manageable
-    assert any("belongs to postgres" in blocker.what and "ALTER PUBLICATION" in blocker.remedy for blocker in lacking.blockers)
+    assert any(
+        "belongs to postgres" in blocker.what and "ALTER PUBLICATION" in blocker.remedy
+        for blocker in lacking.blockers
+    )
 
 
 @pytest.mark.versions(14, 18)
@@ -362,7 +425,9 @@ def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_to
     own.
     """
     owner, admin = roles.create("owner"), roles.create("admin", "REPLICATION")
-    shop.execute(f"ALTER TABLE items OWNER TO {owner}; ALTER TABLE orders OWNER TO {admin}; CREATE ROLE {service}")
+    shop.execute(
+        f"ALTER TABLE items OWNER TO {owner}; ALTER TABLE orders OWNER TO {admin}; CREATE ROLE {service}"
+    )
     shop.execute(f"GRANT {service} TO {admin}; GRANT CREATE ON DATABASE {shop.name} TO {service}")
     try:
         address = roles.address(admin)
@@ -370,7 +435,10 @@ def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_to
             role = inspect_role(connection)
         assert role.services == (service,)
         assert role.replication_grant().startswith(grant)
-        assert [blocker.tables for blocker in ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True).blockers] == [(ITEMS,)]
+        assert [
+            blocker.tables
+            for blocker in ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True).blockers
+        ] == [(ITEMS,)]
         assert ensure_coverage(address, "pub", {ORDERS}, manage=True).manageable
     finally:
         shop.execute(f"DROP OWNED BY {service}; DROP ROLE {service}")
@@ -379,9 +447,13 @@ def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_to
 def test_publication_of_a_role_that_could_leave_out_rows_of_others_is_not_used(
     shop: Database, address: SourceAddress, roles: Roles
 ) -> None:
-    """The owner of the database may have made it, or that of all the tables, who may do with them as it likes."""
+    """The owner of the database may have made it, or that of all the tables, who may do with them as it
+    likes.
+    """
     maker = roles.create("maker")
-    shop.execute(f"GRANT CREATE ON DATABASE {shop.name} TO {maker}; CREATE PUBLICATION pub FOR TABLE orders, items")
+    shop.execute(
+        f"GRANT CREATE ON DATABASE {shop.name} TO {maker}; CREATE PUBLICATION pub FOR TABLE orders, items"
+    )
     shop.execute(f"ALTER PUBLICATION pub OWNER TO {maker}; ALTER TABLE orders OWNER TO {maker}")
     report = ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
     assert codes(report) == ["PEN-1108"]

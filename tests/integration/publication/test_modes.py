@@ -52,7 +52,9 @@ def refused(database: Database, mode: str, sink: dict[str, Any] | None = None) -
     return {name.name: error.code for name, error in selection.refused.items()}
 
 
-def test_R04_R05_a_table_without_key_can_be_appended_or_with_whole_old_rows_mirrored(tables: Database) -> None:
+def test_R04_R05_a_table_without_key_can_be_appended_or_with_whole_old_rows_mirrored(
+    tables: Database,
+) -> None:
     without = dict.fromkeys(["bare", "nothing", "parted"], "PEN-1402")
     assert refused(tables, "mirror") == without
     assert refused(tables, "append") == {}

@@ -89,7 +89,10 @@ def cases(server: PostgresServer) -> list[str]:
     if server.version >= 15:
         found += [f"{text} {via_root}" for text in SINCE_15_VIA_ROOT]
     if server.version >= 18:
-        found += [f"{text} WITH (publish_generated_columns = stored)" for text in ("FOR ALL TABLES", "FOR TABLE app.stored")]
+        found += [
+            f"{text} WITH (publish_generated_columns = stored)"
+            for text in ("FOR ALL TABLES", "FOR TABLE app.stored")
+        ]
         found += ["FOR TABLE app.stored (id, double)"]
     return found
 
@@ -122,21 +125,33 @@ def test_tables_columns_and_row_filters_are_those_of_pg_publication_tables(
                 "FROM pg_publication_tables t WHERE pubname = %s",
                 [name],
             ).fetchall()
-            expected = {TableName(schema, table): (row_filter, columns) for schema, table, row_filter, columns in view}
+            expected = {
+                TableName(schema, table): (row_filter, columns) for schema, table, row_filter, columns in view
+            }
             assert published(connection, name) == {oids[table] for table in expected}, case
-            relations = inspect_relations(connection, name, [table for table in oids if table.schema in ("app", "other")])
-            heaps = {relation.name for relation in relations if relation.is_published and relation.kind == "r"}
+            relations = inspect_relations(
+                connection, name, [table for table in oids if table.schema in ("app", "other")]
+            )
+            heaps = {
+                relation.name for relation in relations if relation.is_published and relation.kind == "r"
+            }
             assert heaps == {table for table in expected if _is_heap(connection, table)}, case
-            shapes = inspect_schemas(connection, [CatalogTable(oids[table], table) for table in expected], publication=name)
+            shapes = inspect_schemas(
+                connection, [CatalogTable(oids[table], table) for table in expected], publication=name
+            )
             for table, (row_filter, columns) in expected.items():
                 assert inspect_row_filter(connection, oids[table], name) == row_filter, (case, table)
                 if columns is not None:
-                    assert set(shapes[table].column_names) == set(columns) - _hidden(postgres_server, table), (case, table)
+                    assert set(shapes[table].column_names) == set(columns) - _hidden(
+                        postgres_server, table
+                    ), (case, table)
         assert published(connection, "no such publication") == set()
 
 
 @pytest.mark.versions(14, 15, 18)
-def test_N08_a_locked_table_or_partition_does_not_hold_up_questions_about_the_publication(tables: Database, address: SourceAddress) -> None:
+def test_N08_a_locked_table_or_partition_does_not_hold_up_questions_about_the_publication(
+    tables: Database, address: SourceAddress
+) -> None:
     tables.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     with tables.connect() as holder, connect(address) as connection:
         holder.execute("LOCK TABLE app.plain, ONLY app.leaf IN ACCESS EXCLUSIVE MODE")
@@ -144,7 +159,11 @@ def test_N08_a_locked_table_or_partition_does_not_hold_up_questions_about_the_pu
         found = inspect_tables(connection)
         names = [table.name for table in found]
         assert TableName("app", "plain") in names
-        assert all(schema.columns for name, schema in inspect_schemas(connection, found, publication="pub").items() if name.name != "empty")
+        assert all(
+            schema.columns
+            for name, schema in inspect_schemas(connection, found, publication="pub").items()
+            if name.name != "empty"
+        )
         assert set(inspect_memberships(connection, "pub", names)) == set(names)
         oids = [table.oid for table in found]
         inspect_whole_rows(connection, oids)
@@ -159,7 +178,8 @@ def test_N08_a_locked_table_or_partition_does_not_hold_up_questions_about_the_pu
 
 def _is_heap(connection: Connection, table: TableName) -> bool:
     row: Any = connection.execute(
-        "SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", [sql.Identifier(table.schema, table.name).as_string()]
+        "SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)",
+        [sql.Identifier(table.schema, table.name).as_string()],
     ).fetchone()
     return bool(row[0] in ("r", b"r"))
 

@@ -29,7 +29,9 @@ CONSUMER = "orders"
 
 
 class OrdersStream:
-    """The changes of the orders, out of the spool that the reference table's own capture fills; as a Spark query would read them."""
+    """The changes of the orders, out of the spool that the reference table's own capture fills; as a Spark
+    query would read them.
+    """
 
     def __init__(self, database: Database, root: Path) -> None:
         self.settings = CaptureSettings(
@@ -47,7 +49,9 @@ class OrdersStream:
     def customers(self) -> PostgresReferenceTable:
         return PostgresReferenceTable(self.settings, CUSTOMERS)
 
-    def joined(self, kept: KeptReference, after: Position, tx: int) -> tuple[list[dict[str, object]], Position]:
+    def joined(
+        self, kept: KeptReference, after: Position, tx: int
+    ) -> tuple[list[dict[str, object]], Position]:
         """All orders after a position, joined, up to and with those of a transaction; and where they end."""
         rows: list[dict[str, object]] = []
 
@@ -66,7 +70,9 @@ class OrdersStream:
     def _read(self, kept: KeptReference, start: Position, end: Position) -> list[dict[str, object]]:
         found = self._spool.read(start, end).tables.get(ORDERS)
         join = enrichment(kept).join
-        batches = [batch for each in (found.slices if found else ()) for batch in read_rows(each, 50, 1 << 20)]
+        batches = [
+            batch for each in (found.slices if found else ()) for batch in read_rows(each, 50, 1 << 20)
+        ]
         return [row for batch in batches for row in join(batch).to_pylist()]
 
     def release(self, position: Position) -> None:
@@ -76,7 +82,14 @@ class OrdersStream:
 def enrichment(kept: KeptReference) -> Enrichment:
     shown = (("name", "customer_name"), ("about", "customer_about"))
     types = dict.fromkeys(("customer_name", "customer_about"), pa.string())
-    return Enrichment(KeptFinder(kept.directory, kept.identity, 60.0), (("customer", "id"),), shown, types, "found", "_commit_version")
+    return Enrichment(
+        KeptFinder(kept.directory, kept.identity, 60.0),
+        (("customer", "id"),),
+        shown,
+        types,
+        "found",
+        "_commit_version",
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -107,8 +120,13 @@ def test_every_change_is_joined_with_the_customers_at_its_commit(
     assert state.floor > 0
 
 
-def test_change_from_before_the_table_was_kept_is_an_error_and_not_a_guess(database: Database, tmp_path: Path) -> None:
+def test_change_from_before_the_table_was_kept_is_an_error_and_not_a_guess(
+    database: Database, tmp_path: Path
+) -> None:
     commerce, stream = Commerce(database), OrdersStream(database, tmp_path)
     commerce.trade(people=1, transactions=2)
-    with keep(stream.customers(), tmp_path / "customers", as_of_commit=True) as kept, pytest.raises(ReferencePastError):
+    with (
+        keep(stream.customers(), tmp_path / "customers", as_of_commit=True) as kept,
+        pytest.raises(ReferencePastError),
+    ):
         stream.joined(kept, Position.ZERO, commerce.order[-1])

@@ -16,7 +16,15 @@ import pytest
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
-from penstock.reference import KeptReference, ParquetReferenceTable, PostgresKeyedTable, PostgresReferenceTable, enrich, keep, lookup
+from penstock.reference import (
+    KeptReference,
+    ParquetReferenceTable,
+    PostgresKeyedTable,
+    PostgresReferenceTable,
+    enrich,
+    keep,
+    lookup,
+)
 from penstock.reference.join import ReferenceCopy
 from penstock.schema import TableName
 from tests.support.fix_postgres import Database
@@ -61,7 +69,11 @@ class Join:
         return self.spark.readStream.format("postgres-cdc").options(**wanted).load()
 
     def start(self, enriched: DataFrame) -> StreamingQuery:
-        query = enriched.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self.root / "checkpoint")).start()
+        query = (
+            enriched.writeStream.foreachBatch(self._take)
+            .option("checkpointLocation", str(self.root / "checkpoint"))
+            .start()
+        )
         self._queries.append(query)
         return query
 
@@ -88,7 +100,12 @@ class Join:
 
     def wait_for_start(self, query: StreamingQuery) -> None:
         """Wait until the stream knows its start."""
-        wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first batch", query.exception, PATIENCE_SECONDS)
+        wait_for(
+            lambda: query.lastProgress is not None or not query.isActive,
+            "the first batch",
+            query.exception,
+            PATIENCE_SECONDS,
+        )
 
     def close(self) -> None:
         for query in self._queries:
@@ -105,29 +122,44 @@ def join(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[Jo
 def test_every_change_is_joined_with_the_customers_at_its_commit(join: Join) -> None:
     commerce = Commerce(join.database)
     commerce.trade(people=2, transactions=5)
-    with keep(PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True) as kept:
-        query = join.start(enrich(join.stream(), kept, on={"customer": "id"}, prefix="customer_", matched="found"))
+    with keep(
+        PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True
+    ) as kept:
+        query = join.start(
+            enrich(join.stream(), kept, on={"customer": "id"}, prefix="customer_", matched="found")
+        )
         commerce.trade(people=3, transactions=15)
         join.wait_for(query, commerce.order[-1])
         join.loses_answer = True
         commerce.trade(people=3, transactions=10)
-        wait_for(lambda: not query.isActive, "the end of the query", lambda: query.lastProgress, PATIENCE_SECONDS)
+        wait_for(
+            lambda: not query.isActive, "the end of the query", lambda: query.lastProgress, PATIENCE_SECONDS
+        )
         commerce.clear_out()
-    # Both have ended, and go on: the stream with a batch that it has given out before, the table far behind it.
+    # Both have ended, and go on: the stream with a batch that it has given out before, the table far behind
+    # it.
     commerce.trade(people=3, transactions=15)
-    with keep(PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True) as kept:
-        query = join.start(enrich(join.stream(), kept, on={"customer": "id"}, prefix="customer_", matched="found"))
+    with keep(
+        PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True
+    ) as kept:
+        query = join.start(
+            enrich(join.stream(), kept, on={"customer": "id"}, prefix="customer_", matched="found")
+        )
         commerce.trade(people=3, transactions=15)
         join.wait_for(query, commerce.order[-1])
         query.stop()
     assert check_against_sql(commerce, (row.asDict() for row in join.rows.values())) > 200
     assert join.repeated, "a batch was repeated"
-    assert [pair for pair in join.repeated if pair[0] != pair[1]] == [], "a batch that is repeated is the same"
+    assert [pair for pair in join.repeated if pair[0] != pair[1]] == [], (
+        "a batch that is repeated is the same"
+    )
 
 
 def test_files_and_tables_are_followed_and_rows_looked_up_by_a_query_that_runs(join: Join) -> None:
     Commerce(join.database)
-    looked_up = lookup(PostgresKeyedTable.inspect(join.settings, CUSTOMERS), ttl_seconds=TTL_SECONDS, negative_ttl_seconds=0)
+    looked_up = lookup(
+        PostgresKeyedTable.inspect(join.settings, CUSTOMERS), ttl_seconds=TTL_SECONDS, negative_ttl_seconds=0
+    )
     path = join.root / "customers.parquet"
 
     def write(name: str) -> None:
@@ -136,24 +168,39 @@ def test_files_and_tables_are_followed_and_rows_looked_up_by_a_query_that_runs(j
 
     write("first")
     table = PostgresReferenceTable(join.settings, CUSTOMERS)
-    with keep(ParquetReferenceTable(path, ["id"]), join.root / "kept") as kept, keep(table, join.root / "customers") as rows:
+    with (
+        keep(ParquetReferenceTable(path, ["id"]), join.root / "kept") as kept,
+        keep(table, join.root / "customers") as rows,
+    ):
         enriched = enrich(join.stream(startingPosition="now"), kept, on={"customer": "id"}, matched="found")
         enriched = enrich(enriched, rows, on={"customer": "id"}, columns=["name"], prefix="kept_")
-        query = join.start(enrich(enriched, looked_up, on={"customer": "id"}, columns=["name"], prefix="asked_"))
+        query = join.start(
+            enrich(enriched, looked_up, on={"customer": "id"}, columns=["name"], prefix="asked_")
+        )
         for number, name in enumerate(["first", "second"]):
             write(name)
             join.database.execute("UPDATE customers SET name = %s WHERE id = 1", f"{name} 1")
             changed = time.monotonic()
             wait_for(lambda name=name: name_of(kept, 1) == name, f"{name} in the directory")  # type: ignore[misc]
             wait_for(lambda name=name: name_of(rows, 1) == f"{name} 1", f"{name} 1 in the copy")  # type: ignore[misc]
-            wait_for(lambda changed=changed: time.monotonic() > changed + TTL_SECONDS, "the end of what is cached")  # type: ignore[misc]
+            wait_for(
+                lambda changed=changed: time.monotonic() > changed + TTL_SECONDS, "the end of what is cached"
+            )  # type: ignore[misc]
             join.wait_for_start(query)
-            join.database.execute("INSERT INTO orders VALUES (%s, 1, %s), (%s, 99, 0)", 1_000_001 + number, number, 1_000_101 + number)
+            join.database.execute(
+                "INSERT INTO orders VALUES (%s, 1, %s), (%s, 99, 0)",
+                1_000_001 + number,
+                number,
+                1_000_101 + number,
+            )
             join.wait_for(query, number)
             join.database.execute("INSERT INTO customers VALUES (99, 'new') ON CONFLICT DO NOTHING")
             wait_for(lambda: name_of(rows, 99) == "new", "the new customer in the copy")
         query.stop()
-    found = [(row["customer"], row["name"], row["found"], row["kept_name"], row["asked_name"]) for row in join.rows.values()]
+    found = [
+        (row["customer"], row["name"], row["found"], row["kept_name"], row["asked_name"])
+        for row in join.rows.values()
+    ]
     assert found == [
         (1, "first", True, "first 1", "first 1"),
         (99, None, False, None, None),
@@ -186,9 +233,16 @@ def test_the_program_in_the_guide_runs(join: Join) -> None:
 
     def finish(query: StreamingQuery) -> None:
         def written() -> bool:
-            return not query.isActive or sum(progress["numInputRows"] for progress in query.recentProgress) >= 2
+            return (
+                not query.isActive or sum(progress["numInputRows"] for progress in query.recentProgress) >= 2
+            )
 
-        wait_for(written, "two rows", lambda: (query.exception(), query.status, query.lastProgress), PATIENCE_SECONDS)
+        wait_for(
+            written,
+            "two rows",
+            lambda: (query.exception(), query.status, query.lastProgress),
+            PATIENCE_SECONDS,
+        )
         assert query.exception() is None
         query.stop()
 

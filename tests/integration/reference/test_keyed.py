@@ -45,29 +45,45 @@ def test_every_existing_key_is_found_and_no_other(database: Database, settings: 
         table = TableName("public", f"t{number}")
         database.execute(f"CREATE TABLE {table} (note text, k {type_name} PRIMARY KEY)")
         count = 2 if type_name == "boolean" else 5
-        database.execute(f"INSERT INTO {table} SELECT 'note ' || g, {expression} FROM generate_series(1, {count}) g")
+        database.execute(
+            f"INSERT INTO {table} SELECT 'note ' || g, {expression} FROM generate_series(1, {count}) g"
+        )
         keyed = PostgresKeyedTable.inspect(settings, table)
         everything = keyed.lookup(all_keys(keyed, table))
-        assert sorted(everything.column("note").to_pylist()) == [f"note {each}" for each in range(1, count + 1)], type_name
+        assert sorted(everything.column("note").to_pylist()) == [
+            f"note {each}" for each in range(1, count + 1)
+        ], type_name
         database.execute(f"DELETE FROM {table} WHERE note = 'note 1'")
-        left = keyed.lookup(pa.RecordBatch.from_arrays([pa.concat_arrays(everything.column("k").chunks)], ["k"]))
-        assert sorted(left.column("note").to_pylist()) == [f"note {each}" for each in range(2, count + 1)], type_name
+        left = keyed.lookup(
+            pa.RecordBatch.from_arrays([pa.concat_arrays(everything.column("k").chunks)], ["k"])
+        )
+        assert sorted(left.column("note").to_pylist()) == [f"note {each}" for each in range(2, count + 1)], (
+            type_name
+        )
 
 
 def all_keys(keyed: PostgresKeyedTable, table: TableName) -> pa.RecordBatch:
     """As the server has them, through the decoder of the stream."""
     with connect(keyed.address) as connection:
-        (chunk,) = plan_chunks(connection, CatalogTable(keyed.outline.schema.oid, table), keyed.outline.schema, 1 << 30, None)
+        (chunk,) = plan_chunks(
+            connection, CatalogTable(keyed.outline.schema.oid, table), keyed.outline.schema, 1 << 30, None
+        )
     rows = pa.Table.from_batches(read_chunk(keyed.address, None, chunk)).combine_chunks()
     return rows.select(["k"]).to_batches()[0]
 
 
-def test_composite_keys_partitions_and_rewritten_tables(database: Database, settings: CaptureSettings) -> None:
-    database.execute("CREATE TABLE parted (a int, b text, note text, PRIMARY KEY (a, b)) PARTITION BY LIST (a)")
+def test_composite_keys_partitions_and_rewritten_tables(
+    database: Database, settings: CaptureSettings
+) -> None:
+    database.execute(
+        "CREATE TABLE parted (a int, b text, note text, PRIMARY KEY (a, b)) PARTITION BY LIST (a)"
+    )
     for number in range(3):
         database.execute(f"CREATE TABLE part{number} PARTITION OF parted FOR VALUES IN ({number})")
     database.execute("INSERT INTO parted SELECT g % 3, 'b' || g, 'note ' || g FROM generate_series(0, 8) g")
-    finder = LookupFinder(PostgresKeyedTable.inspect(settings, TableName("public", "parted")), 0, 0, 100, "parted")
+    finder = LookupFinder(
+        PostgresKeyedTable.inspect(settings, TableName("public", "parted")), 0, 0, 100, "parted"
+    )
     columns = [pa.array([1, 2, 0, None], pa.int64()), pa.array(["b1", "b1", "b3", "b1"])]
     asked = Asked(key_values(columns, ["a", "b"]), columns)
     assert finder.find(asked).rows.column("note").to_pylist() == ["note 1", None, "note 3", None]

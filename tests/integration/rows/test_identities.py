@@ -75,7 +75,9 @@ def test_R03_under_an_index_identity_its_columns_are_the_key_until_it_is_dropped
 
 
 @pytest.mark.parametrize("identity", ["NOTHING", "DEFAULT"])
-def test_R04_rows_that_nothing_tells_apart_come_as_inserts_without_a_key(captured: Captured, identity: str) -> None:
+def test_R04_rows_that_nothing_tells_apart_come_as_inserts_without_a_key(
+    captured: Captured, identity: str
+) -> None:
     table = f"r04_{identity.lower()}"
     captured.execute(
         f"CREATE TABLE {table} (id int)",
@@ -138,7 +140,8 @@ def test_R06_a_change_of_part_of_a_composite_key_is_a_delete_and_an_insert(captu
 
 def test_R13_a_delete_leaves_columns_null_that_are_not_null_in_the_source(captured: Captured) -> None:
     captured.execute(
-        "CREATE TABLE r13 (id int PRIMARY KEY, n int NOT NULL, t text NOT NULL, at timestamptz NOT NULL, raw bytea NOT NULL)",
+        "CREATE TABLE r13 (id int "
+        "PRIMARY KEY, n int NOT NULL, t text NOT NULL, at timestamptz NOT NULL, raw bytea NOT NULL)",
         "INSERT INTO r13 VALUES (1, 0, '', 'epoch', '')",
         "DELETE FROM r13",
     )
@@ -164,8 +167,12 @@ def via_root(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Captur
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
-def test_a_null_in_a_whole_old_row_is_a_value_whatever_the_root_announces(via_root: Captured, identity: str) -> None:
-    """The server marks an old row by the identity of the root: as a key where only the partitions have FULL."""
+def test_a_null_in_a_whole_old_row_is_a_value_whatever_the_root_announces(
+    via_root: Captured, identity: str
+) -> None:
+    """The server marks an old row by the identity of the root: as a key where only the partitions have
+    FULL.
+    """
     via_root.execute(
         "CREATE TABLE parted (id int, note text) PARTITION BY LIST (id)",
         "CREATE TABLE parted_1 PARTITION OF parted DEFAULT",

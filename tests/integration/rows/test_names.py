@@ -6,7 +6,13 @@ import pytest
 
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
-from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_keys, inspect_schema, inspect_tables
+from penstock.postgres.catalog import (
+    CatalogTable,
+    check_mirrorable,
+    inspect_keys,
+    inspect_schema,
+    inspect_tables,
+)
 from penstock.postgres.connection import connect
 from penstock.schema import TableName, TableSchema
 from tests.support.fix_captured import Captured, change
@@ -65,7 +71,10 @@ def test_R15_every_name_of_schema_table_and_column_is_unchanged(captured: Captur
 
 def test_R15_a_table_without_columns_is_captured_and_cannot_be_mirrored(captured: Captured) -> None:
     captured.execute(
-        "CREATE TABLE r15_zero ()", "INSERT INTO r15_zero DEFAULT VALUES", "INSERT INTO r15_zero DEFAULT VALUES", "TRUNCATE r15_zero"
+        "CREATE TABLE r15_zero ()",
+        "INSERT INTO r15_zero DEFAULT VALUES",
+        "INSERT INTO r15_zero DEFAULT VALUES",
+        "TRUNCATE r15_zero",
     )
     assert captured.rows("r15_zero") == [change("insert"), change("insert"), change("truncate")]
     with pytest.raises(TableWithoutKeyError, match=r"public\.r15_zero"):
@@ -74,9 +83,12 @@ def test_R15_a_table_without_columns_is_captured_and_cannot_be_mirrored(captured
         check_mirrorable(schema_now(captured, TableName("public", "r15_zero")), None)
 
 
-def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirror(captured: Captured) -> None:
+def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirror(
+    captured: Captured,
+) -> None:
     captured.execute(
-        'CREATE TABLE r15_case (id int PRIMARY KEY, "Note" int, note int, "NOTE" int)', "INSERT INTO r15_case VALUES (1, 2, 3, 4)"
+        'CREATE TABLE r15_case (id int PRIMARY KEY, "Note" int, note int, "NOTE" int)',
+        "INSERT INTO r15_case VALUES (1, 2, 3, 4)",
     )
     assert captured.rows("r15_case") == [change("insert", id=1, Note=2, note=3, NOTE=4)]
     with pytest.raises(UnsupportedTableError, match="'Note' and 'note'") as caught:
@@ -84,7 +96,9 @@ def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirr
     assert "rename one of them" in (caught.value.hint or "")
 
 
-def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_others_continue(captured: Captured) -> None:
+def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_others_continue(
+    captured: Captured,
+) -> None:
     columns = ", ".join(f"{name} text" for name in sorted(METADATA_NAMES))
     captured.execute(
         f"CREATE TABLE r15_ours (id int PRIMARY KEY, {columns})",
@@ -124,4 +138,6 @@ def test_R17_names_that_match_each_other_as_patterns_are_not_mixed_up(captured: 
         assert sorted(tables) == sorted(names)
         for number, name in enumerate(names):
             assert keys[tables[name].oid].columns == (f"k{number}",)
-            assert inspect_schema(connection, CatalogTable(tables[name].oid, tables[name].name)).column_names == ("id", f"k{number}")
+            assert inspect_schema(
+                connection, CatalogTable(tables[name].oid, tables[name].name)
+            ).column_names == ("id", f"k{number}")

@@ -43,7 +43,13 @@ def test_R02_under_full_identity_the_whole_old_row_precedes_every_change(asked: 
         change("insert", note="b", id=2, size=2),
         change("delete", note="b", id=2, size=2),
     ]
-    assert [row["_change_type"] for row in asked.rows("r02")] == ["insert", "update_postimage", "delete", "insert", "delete"]
+    assert [row["_change_type"] for row in asked.rows("r02")] == [
+        "insert",
+        "update_postimage",
+        "delete",
+        "insert",
+        "delete",
+    ]
 
 
 def test_R01_under_other_identities_there_is_no_old_row(asked: Captured) -> None:
@@ -67,7 +73,9 @@ def test_X02_a_transaction_in_pieces_has_the_old_rows_that_were_not_rolled_back(
     asked.execute("CREATE TABLE x02 (id int PRIMARY KEY, n int)", "ALTER TABLE x02 REPLICA IDENTITY FULL")
     asked.execute("INSERT INTO x02 SELECT g, 0 FROM generate_series(1, 60000) g")
     with asked.transaction():
-        asked.execute("UPDATE x02 SET n = 1", "SAVEPOINT s", "UPDATE x02 SET n = 2 WHERE id <= 30000", "ROLLBACK TO s")
+        asked.execute(
+            "UPDATE x02 SET n = 1", "SAVEPOINT s", "UPDATE x02 SET n = 2 WHERE id <= 30000", "ROLLBACK TO s"
+        )
         asked.execute("UPDATE x02 SET n = 3 WHERE id = 60000")
     wait_for(lambda: len(asked.slices("x02", old=True)) > len(asked.slices("x02")), "old rows")
     rows = asked.rows_with_old("x02")[60000:]
@@ -76,6 +84,9 @@ def test_X02_a_transaction_in_pieces_has_the_old_rows_that_were_not_rolled_back(
         ("update_postimage", 60000, 3),
     ]
     assert len(rows) == 2 * 60001
-    assert {(row["_change_type"], row["n"]) for row in rows[:-2]} == {("update_preimage", 0), ("update_postimage", 1)}
+    assert {(row["_change_type"], row["n"]) for row in rows[:-2]} == {
+        ("update_preimage", 0),
+        ("update_postimage", 1),
+    }
     counts = [each.file.counts for each in asked.slices("x02", old=True) if each.file.is_old]
     assert sum(each.preimages for each in counts) == sum(each.rows for each in counts) == 60001

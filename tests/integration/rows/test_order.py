@@ -30,7 +30,9 @@ def test_R16_order_holds_across_the_tables_of_a_transaction(captured: Captured) 
     captured.execute("CREATE TABLE r16_a (id int PRIMARY KEY)", "CREATE TABLE r16_b (id int PRIMARY KEY)")
     with captured.transaction():
         for number in range(0, 40, 2):
-            captured.execute(f"INSERT INTO r16_a VALUES ({number})", f"INSERT INTO r16_b VALUES ({number + 1})")
+            captured.execute(
+                f"INSERT INTO r16_a VALUES ({number})", f"INSERT INTO r16_b VALUES ({number + 1})"
+            )
     rows = captured.full_rows("r16_a") + captured.full_rows("r16_b")
     ordered = sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"]))
     assert [row["id"] for row in ordered] == list(range(40))

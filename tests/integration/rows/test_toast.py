@@ -11,7 +11,8 @@ pytestmark = pytest.mark.versions(14, 17)
 
 LONG = "repeat('x', 5000)"
 
-# A type, and an expression for a value of it that is too long for its page. Nothing is compressed: STORAGE EXTERNAL.
+# A type, and an expression for a value of it that is too long for its page. Nothing is compressed: STORAGE
+# EXTERNAL.
 TOASTED = {
     "text": LONG,
     "varchar": LONG,
@@ -53,20 +54,31 @@ def user_types(captured: Captured) -> None:
 
 
 def create_toasted(captured: Captured, table: str) -> list[str]:
-    """A table with one column of each type, and a row in it with values stored out of line; gives the columns."""
+    """A table with one column of each type, and a row in it with values stored out of line; gives the
+    columns.
+    """
     columns = {f"c{at}": kind for at, kind in enumerate(TOASTED)}
-    captured.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int, {', '.join(f'{name} {kind}' for name, kind in columns.items())})")
-    captured.execute(f"ALTER TABLE {table} {', '.join(f'ALTER {name} SET STORAGE EXTERNAL' for name in columns)}")
+    captured.execute(
+        f"CREATE TABLE {table} (id int "
+        f"PRIMARY KEY, n int, {', '.join(f'{name} {kind}' for name, kind in columns.items())})"
+    )
+    captured.execute(
+        f"ALTER TABLE {table} {', '.join(f'ALTER {name} SET STORAGE EXTERNAL' for name in columns)}"
+    )
     captured.execute(f"INSERT INTO {table} VALUES (1, 0, {', '.join(TOASTED.values())})")
     return list(columns)
 
 
 def test_R07_unchanged_values_of_every_type_are_named_and_not_taken_for_null(captured: Captured) -> None:
     columns = create_toasted(captured, "r07")
-    captured.execute("UPDATE r07 SET n = 1", "UPDATE r07 SET c0 = NULL, n = 2", "UPDATE r07 SET c0 = 'short', n = 3")
+    captured.execute(
+        "UPDATE r07 SET n = 1", "UPDATE r07 SET c0 = NULL, n = 2", "UPDATE r07 SET c0 = 'short', n = 3"
+    )
     inserted, first, second, third = captured.rows("r07")
     assert "_unchanged" not in inserted
-    assert [name for name in columns if inserted[name] is None and name not in inserted.get("_exact", {})] == []
+    assert [
+        name for name in columns if inserted[name] is None and name not in inserted.get("_exact", {})
+    ] == []
     assert sorted(first["_unchanged"]) == sorted(columns)
     assert [first[name] for name in columns] == [None] * len(columns)
     assert sorted(second["_unchanged"]) == sorted(columns[1:]), "a value that became NULL did change"
@@ -129,10 +141,17 @@ def test_R10_an_unchanged_value_is_never_read_again_from_the_table(captured: Cap
 
 
 def test_R11_each_of_two_updates_in_one_batch_shows_its_change(captured: Captured) -> None:
-    captured.execute("CREATE TABLE r11 (id int PRIMARY KEY, n int, body text)", "ALTER TABLE r11 ALTER body SET STORAGE EXTERNAL")
+    captured.execute(
+        "CREATE TABLE r11 (id int PRIMARY KEY, n int, body text)",
+        "ALTER TABLE r11 ALTER body SET STORAGE EXTERNAL",
+    )
     captured.execute(f"INSERT INTO r11 VALUES (1, 0, {LONG})")
     with captured.transaction():
-        captured.execute("UPDATE r11 SET body = repeat('y', 5000)", "UPDATE r11 SET n = 1", "UPDATE r11 SET n = 2, body = NULL")
+        captured.execute(
+            "UPDATE r11 SET body = repeat('y', 5000)",
+            "UPDATE r11 SET n = 1",
+            "UPDATE r11 SET n = 2, body = NULL",
+        )
     assert captured.rows("r11")[1:] == [
         change("update_postimage", id=1, n=0, body="y" * 5000),
         change("update_postimage", id=1, n=1, body=None, unchanged=["body"]),

@@ -50,7 +50,9 @@ def test_R12_every_table_that_was_emptied_says_so(captured: Captured, statement:
         f"INSERT INTO {tables['o']} VALUES (1)",
         statement.format(prefix),
     )
-    assert {name for name, table in tables.items() if kinds(captured, table)[-1] == "truncate"} == set(emptied)
+    assert {name for name, table in tables.items() if kinds(captured, table)[-1] == "truncate"} == set(
+        emptied
+    )
     truncates = [row for name in emptied for row in captured.full_rows(tables[name])[-1:]]
     assert len({row["_commit_version"] for row in truncates}) == 1
     assert sorted(row["_ordinal"] for row in truncates) == list(range(len(emptied)))
@@ -74,7 +76,9 @@ def test_R12_published_by_leaf_each_leaf_is_emptied(captured: Captured) -> None:
     assert captured.rows("parts") == []
 
 
-def test_R12_published_by_root_the_root_is_truncated_and_a_single_leaf_is_not_reported(via_root: Captured) -> None:
+def test_R12_published_by_root_the_root_is_truncated_and_a_single_leaf_is_not_reported(
+    via_root: Captured,
+) -> None:
     via_root.execute(*PARTITIONED)
     # The server leaves the truncate of a single leaf out of such a publication; its documentation says so.
     assert kinds(via_root, "parts") == ["insert", "insert", "insert", "truncate"]

@@ -26,8 +26,13 @@ def reading(captured: Captured, request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def table(captured: Captured, request: pytest.FixtureRequest) -> str:
     """A table of the test's own, with a row that was captured if the capture is running."""
-    name = "t_" + "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[5:].lower()[-55:]
-    captured.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, a text, b text)", f"INSERT INTO {name} VALUES (1, 'a1', 'b1')")
+    name = (
+        "t_" + "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[5:].lower()[-55:]
+    )
+    captured.execute(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, a text, b text)",
+        f"INSERT INTO {name} VALUES (1, 'a1', 'b1')",
+    )
     return name
 
 
@@ -35,7 +40,9 @@ def names(captured: Captured, table: str) -> list[tuple[str, ...]]:
     return [schema.column_names for schema in captured.schemas(table)]
 
 
-def test_S01_a_column_added_with_or_without_default_is_present_from_the_next_change_on(captured: Captured, table: str) -> None:
+def test_S01_a_column_added_with_or_without_default_is_present_from_the_next_change_on(
+    captured: Captured, table: str
+) -> None:
     captured.execute(
         f"ALTER TABLE {table} ADD c int",
         f"UPDATE {table} SET a = 'a2'",
@@ -68,11 +75,15 @@ def test_S02_a_column_dropped_and_added_again_has_its_new_type(captured: Capture
     ]
 
 
-def test_S03_columns_renamed_and_swapped_keep_their_values_under_the_new_names(captured: Captured, table: str) -> None:
+def test_S03_columns_renamed_and_swapped_keep_their_values_under_the_new_names(
+    captured: Captured, table: str
+) -> None:
     captured.execute(f"ALTER TABLE {table} RENAME b TO last", f"INSERT INTO {table} VALUES (2, 'a2', 'b2')")
     with captured.transaction():
         captured.execute(
-            f"ALTER TABLE {table} RENAME a TO swap", f"ALTER TABLE {table} RENAME last TO a", f"ALTER TABLE {table} RENAME swap TO last"
+            f"ALTER TABLE {table} RENAME a TO swap",
+            f"ALTER TABLE {table} RENAME last TO a",
+            f"ALTER TABLE {table} RENAME swap TO last",
         )
     captured.execute(f"INSERT INTO {table} VALUES (3, 'a3', 'b3')")
     assert captured.rows(table) == [
@@ -88,7 +99,9 @@ def test_S03_a_renamed_key_column_is_still_the_key(captured: Captured, table: st
     assert [schema.key for schema in captured.schemas(table)] == [("id",), ("number",)]
 
 
-def test_S04_a_change_of_type_or_of_length_and_scale_alone_is_a_new_shape(captured: Captured, table: str) -> None:
+def test_S04_a_change_of_type_or_of_length_and_scale_alone_is_a_new_shape(
+    captured: Captured, table: str
+) -> None:
     captured.execute(
         f"ALTER TABLE {table} ADD n int, ADD m numeric(6, 2), ADD v varchar(10)",
         f"UPDATE {table} SET n = 1, m = 1.25, v = 'v'",
@@ -99,7 +112,9 @@ def test_S04_a_change_of_type_or_of_length_and_scale_alone_is_a_new_shape(captur
     )
     rows = [(row["n"], row["m"], row["v"]) for row in captured.rows(table)[1:]]
     assert rows == [(1, Decimal("1.25"), "v"), (1 << 40, Decimal("1.250"), "v"), ("n1099511627776", 1, "v")]
-    types = [tuple(column.arrow_type for column in schema.columns[3:]) for schema in captured.schemas(table)[1:]]
+    types = [
+        tuple(column.arrow_type for column in schema.columns[3:]) for schema in captured.schemas(table)[1:]
+    ]
     assert types == [
         (pa.int32(), pa.decimal128(6, 2), pa.string()),
         (pa.int64(), pa.decimal128(12, 3), pa.string()),
@@ -109,7 +124,9 @@ def test_S04_a_change_of_type_or_of_length_and_scale_alone_is_a_new_shape(captur
     assert lengths == [14, 24, 9]
 
 
-def test_S05_of_several_alterations_between_two_changes_the_last_one_counts(captured: Captured, table: str) -> None:
+def test_S05_of_several_alterations_between_two_changes_the_last_one_counts(
+    captured: Captured, table: str
+) -> None:
     captured.execute(
         f"ALTER TABLE {table} ADD c int",
         f"ALTER TABLE {table} DROP a",
@@ -121,7 +138,9 @@ def test_S05_of_several_alterations_between_two_changes_the_last_one_counts(capt
     assert names(captured, table) == [("id", "a", "b"), ("id", "a", "c")]
 
 
-def test_S05_alterations_and_changes_of_one_transaction_each_have_their_shape(captured: Captured, table: str) -> None:
+def test_S05_alterations_and_changes_of_one_transaction_each_have_their_shape(
+    captured: Captured, table: str
+) -> None:
     with captured.transaction():
         captured.execute(
             f"UPDATE {table} SET a = 'before'",
@@ -151,11 +170,16 @@ def test_S05_an_alteration_that_was_rolled_back_never_was(captured: Captured, ta
             "ROLLBACK TO s",
             f"INSERT INTO {table} VALUES (5, 'kept', 'b5')",
         )
-    assert captured.rows(table)[1:] == [change("insert", id=3, a="kept", b=None), change("insert", id=5, a="kept", b="b5")]
+    assert captured.rows(table)[1:] == [
+        change("insert", id=3, a="kept", b=None),
+        change("insert", id=5, a="kept", b="b5"),
+    ]
     assert names(captured, table) == [("id", "a", "b")]
 
 
-def test_S10_defaults_and_nullability_alone_change_neither_data_nor_shape(captured: Captured, table: str) -> None:
+def test_S10_defaults_and_nullability_alone_change_neither_data_nor_shape(
+    captured: Captured, table: str
+) -> None:
     captured.execute(
         f"ALTER TABLE {table} ALTER a SET DEFAULT 'from now on', ALTER b SET NOT NULL",
         f"UPDATE {table} SET b = 'b2'",
@@ -171,20 +195,29 @@ def test_S10_defaults_and_nullability_alone_change_neither_data_nor_shape(captur
     assert len(captured.schemas(table)) == 1
 
 
-def test_S06_the_history_knows_every_shape_by_the_position_of_its_first_change(captured: Captured, table: str) -> None:
+def test_S06_the_history_knows_every_shape_by_the_position_of_its_first_change(
+    captured: Captured, table: str
+) -> None:
     captured.execute(
-        f"ALTER TABLE {table} ADD c int", f"UPDATE {table} SET c = 1", f"ALTER TABLE {table} DROP a", f"UPDATE {table} SET c = 2"
+        f"ALTER TABLE {table} ADD c int",
+        f"UPDATE {table} SET c = 1",
+        f"ALTER TABLE {table} DROP a",
+        f"UPDATE {table} SET c = 2",
     )
     rows = captured.full_rows(table)
     history = SchemaHistory.load(captured.spool)
     oid = captured.oid(table)
-    assert [version.position.value for version in history.versions(oid)] == [row["_commit_version"] for row in rows]
+    assert [version.position.value for version in history.versions(oid)] == [
+        row["_commit_version"] for row in rows
+    ]
     assert [version.schema for version in history.versions(oid)] == captured.schemas(table)
     for version in history.versions(oid):
         assert history.at(oid, version.position) == version.schema
 
 
-def test_the_page_about_changes_shows_how_to_read_the_history(captured: Captured, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_about_changes_shows_how_to_read_the_history(
+    captured: Captured, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     captured.execute(f"ALTER TABLE {table} ADD c int", f"DELETE FROM {table}")
     captured.drain()
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "changes.md").read_text(encoding="utf-8")

@@ -60,11 +60,15 @@ def test_S09_under_full_identity_a_key_that_changes_is_seen_without_a_restart(ca
         "UPDATE s09_full SET c = 2",
     )
     captured.drain()
-    captured.execute("ALTER TABLE s09_full ADD CONSTRAINT s09_full_key PRIMARY KEY (a)", "UPDATE s09_full SET c = 3")
+    captured.execute(
+        "ALTER TABLE s09_full ADD CONSTRAINT s09_full_key PRIMARY KEY (a)", "UPDATE s09_full SET c = 3"
+    )
     captured.drain()
     captured.execute("UPDATE s09_full SET c = 4")
     captured.drain()
-    captured.execute("ALTER TABLE s09_full DROP CONSTRAINT s09_full_key, ADD CONSTRAINT s09_full_key PRIMARY KEY (b)")
+    captured.execute(
+        "ALTER TABLE s09_full DROP CONSTRAINT s09_full_key, ADD CONSTRAINT s09_full_key PRIMARY KEY (b)"
+    )
     captured.execute("UPDATE s09_full SET a = 2")
     captured.drain()
     captured.execute("UPDATE s09_full SET a = 3", "UPDATE s09_full SET b = 2")
@@ -78,7 +82,8 @@ def test_S09_under_full_identity_a_key_that_changes_is_seen_without_a_restart(ca
         change("insert", a=1, b=1, c=1),
         change("delete", a=1, b=1, c=1),
         change("insert", a=1, b=1, c=2),
-        # The first change after each new key is two whole rows: the catalog tells that the key has changed, and not where.
+        # The first change after each new key is two whole rows: the catalog tells that the key has changed,
+        # and not where.
         change("delete", a=1, b=1, c=2),
         change("insert", a=1, b=1, c=3),
         change("update_postimage", a=1, b=1, c=4),
@@ -96,7 +101,9 @@ def test_S09_under_full_identity_a_key_that_changes_is_seen_without_a_restart(ca
 
 
 @pytest.mark.parametrize("end", ["stays", "goes"])
-def test_S06_under_full_identity_a_key_added_while_no_capture_ran_holds_only_from_its_creation(captured: Captured, end: str) -> None:
+def test_S06_under_full_identity_a_key_added_while_no_capture_ran_holds_only_from_its_creation(
+    captured: Captured, end: str
+) -> None:
     table = f"s06_full_{end}"
     captured.execute(
         f"CREATE TABLE {table} (a int PRIMARY KEY, b int NOT NULL, c int)",
@@ -117,23 +124,42 @@ def test_S06_under_full_identity_a_key_added_while_no_capture_ran_holds_only_fro
     rows = captured.rows(table)
     if end == "goes":
         # The later key of a dropped table is unknown: the last known key holds.
-        assert rows[1:3] == [change("update_postimage", a=1, b=1, c=2), change("update_postimage", a=1, b=5, c=2)]
+        assert rows[1:3] == [
+            change("update_postimage", a=1, b=1, c=2),
+            change("update_postimage", a=1, b=5, c=2),
+        ]
         assert rows[-1] == change("delete", a=9, b=None, c=None)
         assert keys(captured, table) == [("a",)]
         return
-    whole = [{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 5, "c": 2}, {"a": 9, "b": 5, "c": 2}]
-    assert [row for row in rows[1:] if row["_change_type"] == "delete"] == [change("delete", **row) for row in whole]
-    assert [row for row in rows[1:] if row["_change_type"] != "delete"] == [change("insert", **row) for row in whole[1:]]
+    whole = [
+        {"a": 1, "b": 1, "c": 1},
+        {"a": 1, "b": 1, "c": 2},
+        {"a": 1, "b": 5, "c": 2},
+        {"a": 9, "b": 5, "c": 2},
+    ]
+    assert [row for row in rows[1:] if row["_change_type"] == "delete"] == [
+        change("delete", **row) for row in whole
+    ]
+    assert [row for row in rows[1:] if row["_change_type"] != "delete"] == [
+        change("insert", **row) for row in whole[1:]
+    ]
     captured.execute(f"INSERT INTO {table} VALUES (1, 1, 1)")
     assert keys(captured, table) == [("a",), (), ("b",)]
 
 
 @pytest.mark.parametrize("capture", ["live", "behind"])
-def test_S09_under_full_identity_transactions_commit_in_another_order_than_that_of_their_ids(captured: Captured, capture: str) -> None:
+def test_S09_under_full_identity_transactions_commit_in_another_order_than_that_of_their_ids(
+    captured: Captured, capture: str
+) -> None:
     early, late = f"early_{capture}", f"late_{capture}"
     for table in (early, late):
-        captured.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, k int)", f"ALTER TABLE {table} REPLICA IDENTITY FULL")
-    captured.execute(f"INSERT INTO {early} VALUES (1, 10), (2, 20)", f"INSERT INTO {late} VALUES (1, 10), (2, NULL), (3, NULL)")
+        captured.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, k int)", f"ALTER TABLE {table} REPLICA IDENTITY FULL"
+        )
+    captured.execute(
+        f"INSERT INTO {early} VALUES (1, 10), (2, 20)",
+        f"INSERT INTO {late} VALUES (1, 10), (2, NULL), (3, NULL)",
+    )
     captured.drain()
     if capture == "behind":
         captured.stop()
@@ -178,16 +204,28 @@ def test_S06_a_key_altered_after_the_last_change_is_known_after_a_restart(captur
     captured.execute("UPDATE s06_quiet SET a = 3")
     captured.drain()
     captured.execute("UPDATE s06_quiet SET a = 4")
-    moves = [change("delete", a=1, b=1), change("insert", a=2, b=1), change("delete", a=2, b=1), change("insert", a=3, b=1)]
+    moves = [
+        change("delete", a=1, b=1),
+        change("insert", a=2, b=1),
+        change("delete", a=2, b=1),
+        change("insert", a=3, b=1),
+    ]
     assert captured.rows("s06_quiet")[1:] == [*moves, change("update_postimage", a=4, b=1)]
     assert keys(captured, "s06_quiet") == [("a",), (), ("b",)]
 
 
 def test_S09_a_key_made_by_the_transaction_that_then_uses_it_is_known(captured: Captured) -> None:
-    captured.execute("CREATE TABLE s09_self (a int NOT NULL, b int)", "ALTER TABLE s09_self REPLICA IDENTITY FULL")
+    captured.execute(
+        "CREATE TABLE s09_self (a int NOT NULL, b int)", "ALTER TABLE s09_self REPLICA IDENTITY FULL"
+    )
     captured.execute("INSERT INTO s09_self VALUES (1, 1)")
     with captured.transaction():
-        captured.execute("SAVEPOINT s", "ALTER TABLE s09_self ADD PRIMARY KEY (a)", "RELEASE s", "UPDATE s09_self SET b = 2")
+        captured.execute(
+            "SAVEPOINT s",
+            "ALTER TABLE s09_self ADD PRIMARY KEY (a)",
+            "RELEASE s",
+            "UPDATE s09_self SET b = 2",
+        )
     captured.drain()
     captured.execute("UPDATE s09_self SET b = 3")
     assert keys(captured, "s09_self")[-1] == ("a",)
@@ -203,11 +241,17 @@ def test_S11_a_unique_index_on_an_expression_is_no_key(captured: Captured) -> No
         "INSERT INTO s11 VALUES ('A', 'x')",
         "UPDATE s11 SET b = 'y'",
     )
-    assert captured.rows("s11") == [change("insert", a="A", b="x"), change("delete", a="A", b="x"), change("insert", a="A", b="y")]
+    assert captured.rows("s11") == [
+        change("insert", a="A", b="x"),
+        change("delete", a="A", b="x"),
+        change("insert", a="A", b="y"),
+    ]
     assert keys(captured, "s11") == [()]
 
 
-def test_the_catalog_is_read_again_over_a_new_connection_when_the_server_closed_the_old_one(captured: Captured) -> None:
+def test_the_catalog_is_read_again_over_a_new_connection_when_the_server_closed_the_old_one(
+    captured: Captured,
+) -> None:
     captured.stop()
     captured.execute("CREATE TABLE asked (b int, a int, PRIMARY KEY (a, b))")
     with KeyCatalog(captured.settings.address) as catalog:
@@ -215,7 +259,8 @@ def test_the_catalog_is_read_again_over_a_new_connection_when_the_server_closed_
         assert before is not None
         assert before.columns == ("b", "a")
         ended = captured.query(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         assert (True,) in ended
         again = catalog.load(captured.oid("asked"))
@@ -229,10 +274,15 @@ def test_the_catalog_is_read_again_over_a_new_connection_when_the_server_closed_
 def test_R02_X03_a_table_made_and_filled_while_its_transaction_is_sent_has_its_key_in_every_row(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    with capturing(postgres_server, tmp_path / "spool", parameters={"options": "-c logical_decoding_work_mem=64kB"}) as made:
+    with capturing(
+        postgres_server, tmp_path / "spool", parameters={"options": "-c logical_decoding_work_mem=64kB"}
+    ) as made:
         made.start()
         with made.transaction():
-            made.execute("CREATE TABLE r02_new (v int, id int PRIMARY KEY, note text)", "ALTER TABLE r02_new REPLICA IDENTITY FULL")
+            made.execute(
+                "CREATE TABLE r02_new (v int, id int PRIMARY KEY, note text)",
+                "ALTER TABLE r02_new REPLICA IDENTITY FULL",
+            )
             made.execute("INSERT INTO r02_new SELECT i, i, repeat('x', 100) FROM generate_series(1, 3000) i")
             wait_for(lambda: list(made.spool.glob("open/*")), "an open transaction in the spool")
             made.execute("UPDATE r02_new SET v = 0 WHERE id <= 2", "DELETE FROM r02_new WHERE id = 3000")

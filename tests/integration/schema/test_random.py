@@ -20,7 +20,9 @@ TYPES = {"int": "7", "bigint": "70000000000", "text": "'t'", "varchar(9)": "'v'"
 class Author:
     """Writes statements about one table, and records the changes that the capture must show."""
 
-    def __init__(self, connection: psycopg.Connection[Row], table: str, seed: int, *, long: bool = False) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Row], table: str, seed: int, *, long: bool = False
+    ) -> None:
         self._connection = connection
         self._random = random.Random(seed)
         self._name = self._table = table
@@ -53,7 +55,9 @@ class Author:
         savepoint.
         """
         before = (list(self.expected), dict(self._columns), self._key, self._table)
-        with self._connection.transaction(force_rollback=self._is_long and self._random.random() < 0.3) as savepoint:
+        with self._connection.transaction(
+            force_rollback=self._is_long and self._random.random() < 0.3
+        ) as savepoint:
             if self._is_long:
                 rows = f"SELECT {next(self._numbers)} * 1000 + i FROM generate_series(1, 400) i"
                 self._expect("insert", f"INSERT INTO {self._table} ({self._key}) {rows} RETURNING *")
@@ -65,14 +69,23 @@ class Author:
         self._random.choice([self._insert, self._insert, self._update, self._delete, self._alter])()
 
     def _insert(self) -> None:
-        values = [str(next(self._numbers)), *(self._random.choice(["NULL", TYPES[kind]]) for kind in self._columns.values())]
+        values = [
+            str(next(self._numbers)),
+            *(self._random.choice(["NULL", TYPES[kind]]) for kind in self._columns.values()),
+        ]
         names = [self._key, *self._columns]
-        self._expect("insert", f"INSERT INTO {self._table} ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING *")
+        self._expect(
+            "insert",
+            f"INSERT INTO {self._table} ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING *",
+        )
 
     def _update(self) -> None:
         if self._columns:
             name, kind = self._random.choice(list(self._columns.items()))
-            self._expect("update_postimage", f"UPDATE {self._table} SET {name} = {TYPES[kind]} WHERE {self._some()} RETURNING *")
+            self._expect(
+                "update_postimage",
+                f"UPDATE {self._table} SET {name} = {TYPES[kind]} WHERE {self._some()} RETURNING *",
+            )
 
     def _delete(self) -> None:
         self._expect("delete", f"DELETE FROM {self._table} WHERE {self._some()} RETURNING *")
@@ -82,11 +95,23 @@ class Author:
 
     def _expect(self, kind: str, statement: str) -> None:
         for row in self._run(statement).fetchall():
-            shown = {name: value if kind != "delete" or name == self._key else None for name, value in row.items()}
+            shown = {
+                name: value if kind != "delete" or name == self._key else None for name, value in row.items()
+            }
             self.expected.append(change(kind, **shown))
 
     def _alter(self) -> None:
-        self._random.choice([self._add, self._drop, self._rename, self._retype, self._rename_table, self._rename_key, self._default])()
+        self._random.choice(
+            [
+                self._add,
+                self._drop,
+                self._rename,
+                self._retype,
+                self._rename_table,
+                self._rename_key,
+                self._default,
+            ]
+        )()
 
     def _add(self) -> None:
         name = f"c{next(self._numbers)}" if self._random.random() < 0.5 else "again"
@@ -110,7 +135,10 @@ class Author:
     def _retype(self) -> None:
         if self._columns:
             name, kind = self._random.choice(list(self._columns)), self._random.choice(["text", "varchar(9)"])
-            self._run(f"ALTER TABLE {self._table} ALTER {name} DROP DEFAULT, ALTER {name} TYPE {kind} USING left({name}::text, 5)")
+            self._run(
+                f"ALTER TABLE {self._table} ALTER {name} DROP DEFAULT, "
+                f"ALTER {name} TYPE {kind} USING left({name}::text, 5)"
+            )
             self._columns[name] = kind
 
     def _rename_table(self) -> None:
@@ -135,7 +163,9 @@ class Author:
 
 @pytest.mark.parametrize("reading", ["live", "behind"])
 @pytest.mark.parametrize("seed", range(3))
-def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(captured: Captured, seed: int, reading: str) -> None:
+def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(
+    captured: Captured, seed: int, reading: str
+) -> None:
     captured.start() if reading == "live" else captured.stop()
     author, oid = write(captured, f"random_{seed}_{reading}", seed)
     assert captured.rows(oid) == author.expected
@@ -145,7 +175,9 @@ def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(captu
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("seed", range(2))
-def test_S05_alterations_in_transactions_that_are_sent_while_open_hold_for_whom_they_should(in_blocks: Captured, seed: int) -> None:
+def test_S05_alterations_in_transactions_that_are_sent_while_open_hold_for_whom_they_should(
+    in_blocks: Captured, seed: int
+) -> None:
     in_blocks.start()
     author, oid = write(in_blocks, f"long_{seed}", seed, long=True)
     assert in_blocks.rows(oid) == author.expected
@@ -154,10 +186,14 @@ def test_S05_alterations_in_transactions_that_are_sent_while_open_hold_for_whom_
 
 
 @pytest.fixture(scope="module")
-def in_blocks(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+def in_blocks(
+    postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Captured]:
     """Its server sends a transaction in blocks as soon as it is a little long."""
     spool = tmp_path_factory.mktemp("in_blocks") / "spool"
-    with capturing(postgres_server, spool, parameters={"options": "-c logical_decoding_work_mem=64kB"}) as made:
+    with capturing(
+        postgres_server, spool, parameters={"options": "-c logical_decoding_work_mem=64kB"}
+    ) as made:
         yield made
 
 

@@ -19,7 +19,9 @@ def shape(database: Database, name: str = "t") -> CatalogShape:
 
 def numbers(found: CatalogShape) -> tuple[dict[str, int], int]:
     assert found.schema.attributes is not None
-    return dict(zip(found.schema.column_names, found.schema.attributes.numbers, strict=True)), found.schema.attributes.width
+    return dict(
+        zip(found.schema.column_names, found.schema.attributes.numbers, strict=True)
+    ), found.schema.attributes.width
 
 
 def heap(found: CatalogShape) -> str:
@@ -28,8 +30,12 @@ def heap(found: CatalogShape) -> str:
 
 
 @pytest.mark.versions(14, 18)
-def test_S01_the_value_of_an_added_column_in_older_rows_is_the_default_of_the_server(database: Database) -> None:
-    """Every form of text that an array would quote, and each default that the server does or does not have to write into the rows."""
+def test_S01_the_value_of_an_added_column_in_older_rows_is_the_default_of_the_server(
+    database: Database,
+) -> None:
+    """Every form of text that an array would quote, and each default that the server does or does not have to
+    write into the rows.
+    """
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
     before = shape(database)
     defaults = {
@@ -73,7 +79,12 @@ def test_S01_values_that_the_server_wrote_into_the_rows_change_the_heap(database
         assert after.missing == {}
         assert heap(after) != heap(found)
         found = after
-    for statement in ("ALTER TABLE t ALTER b TYPE float USING b", "ANALYZE t", "ALTER TABLE t ALTER c SET STATISTICS 10", "VACUUM t"):
+    for statement in (
+        "ALTER TABLE t ALTER b TYPE float USING b",
+        "ANALYZE t",
+        "ALTER TABLE t ALTER c SET STATISTICS 10",
+        "VACUUM t",
+    ):
         database.execute(statement)
         assert heap(shape(database)) == heap(found), statement
 
@@ -81,12 +92,16 @@ def test_S01_values_that_the_server_wrote_into_the_rows_change_the_heap(database
 def test_S12_partitions_that_differ_in_an_added_column_say_so(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     database.execute(
-        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (20)"
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10); "
+        "CREATE TABLE t2 PARTITION OF t FOR VALUES FROM (10) TO (20)"
     )
     database.execute("INSERT INTO t VALUES (1), (11); ALTER TABLE t ADD a int DEFAULT 5")
     found = shape(database)
     assert found.missing == {"a": MissingValue("5")}
-    database.execute("CREATE TABLE t3 (id int NOT NULL, a int); ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (20) TO (30)")
+    database.execute(
+        "CREATE TABLE t3 (id int NOT NULL, a int); "
+        "ALTER TABLE t ATTACH PARTITION t3 FOR VALUES FROM (20) TO (30)"
+    )
     assert shape(database).missing == {"a": MissingValue(None)}
     assert heap(shape(database)) != heap(found)
 
@@ -99,7 +114,8 @@ def test_a_value_that_cannot_be_extracted_from_its_array_is_not_shown(database: 
 def test_S02_a_number_is_never_given_twice(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
     database.execute(
-        "ALTER TABLE t DROP b; ALTER TABLE t ADD b int; ALTER TABLE t ADD c int; ALTER TABLE t DROP c; ALTER TABLE t RENAME a TO x"
+        "ALTER TABLE t DROP b; ALTER TABLE t ADD b int; ALTER TABLE t ADD c int; ALTER TABLE t DROP c; "
+        "ALTER TABLE t RENAME a TO x"
     )
     assert numbers(shape(database)) == ({"id": 1, "x": 2, "b": 4}, 5)
 
@@ -124,5 +140,11 @@ def test_S07_a_table_is_found_by_its_oid(database: Database) -> None:
     kept, lost, group = (TableName("public", name) for name in ("kept", "lost", "many"))
     database.execute("ALTER TABLE kept SET SCHEMA other; DROP TABLE lost")
     with connect(SourceAddress.parse(database.dsn)) as connection:
-        found = drop_reasons(connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public")
-    assert found == {kept: "it is called other.kept now, which is not selected", lost: "it was dropped", group: "it was dropped"}
+        found = drop_reasons(
+            connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public"
+        )
+    assert found == {
+        kept: "it is called other.kept now, which is not selected",
+        lost: "it was dropped",
+        group: "it was dropped",
+    }

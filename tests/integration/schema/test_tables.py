@@ -22,7 +22,11 @@ def test_S07_a_renamed_table_is_the_same_table_under_its_new_name(captured: Capt
     old, new = f"s07_old_{reading}", f"s07_new_{reading}"
     captured.execute(f"CREATE TABLE {old} (id int PRIMARY KEY)", f"INSERT INTO {old} VALUES (1)")
     oid = captured.oid(old)
-    captured.execute(f"ALTER TABLE {old} RENAME TO {new}", f"INSERT INTO {new} VALUES (2)", f"DELETE FROM {new} WHERE id = 1")
+    captured.execute(
+        f"ALTER TABLE {old} RENAME TO {new}",
+        f"INSERT INTO {new} VALUES (2)",
+        f"DELETE FROM {new} WHERE id = 1",
+    )
     assert captured.rows(old) == [change("insert", id=1)]
     assert captured.rows(new) == [change("insert", id=2), change("delete", id=1)]
     assert captured.rows(oid) == captured.rows(old) + captured.rows(new)
@@ -31,18 +35,30 @@ def test_S07_a_renamed_table_is_the_same_table_under_its_new_name(captured: Capt
 
 def test_S07_a_table_moved_to_another_schema_is_the_same_table(captured: Captured, reading: str) -> None:
     table, schema = f"s07_moved_{reading}", f"elsewhere_{reading}"
-    captured.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)", f"CREATE SCHEMA {schema}", f"INSERT INTO {table} VALUES (1)")
+    captured.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY)",
+        f"CREATE SCHEMA {schema}",
+        f"INSERT INTO {table} VALUES (1)",
+    )
     oid = captured.oid(table)
     captured.execute(f"ALTER TABLE {table} SET SCHEMA {schema}", f"INSERT INTO {schema}.{table} VALUES (2)")
     assert captured.rows(TableName(schema, table)) == [change("insert", id=2)]
     assert captured.rows(oid) == [change("insert", id=1), change("insert", id=2)]
 
 
-def test_S07_a_dropped_and_recreated_table_is_another_table_of_the_same_name(captured: Captured, reading: str) -> None:
+def test_S07_a_dropped_and_recreated_table_is_another_table_of_the_same_name(
+    captured: Captured, reading: str
+) -> None:
     table = f"s07_again_{reading}"
-    captured.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text)", f"INSERT INTO {table} VALUES (1, 'first')")
+    captured.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, note text)", f"INSERT INTO {table} VALUES (1, 'first')"
+    )
     first = captured.oid(table)
-    captured.execute(f"DROP TABLE {table}", f"CREATE TABLE {table} (note text PRIMARY KEY)", f"INSERT INTO {table} VALUES ('second')")
+    captured.execute(
+        f"DROP TABLE {table}",
+        f"CREATE TABLE {table} (note text PRIMARY KEY)",
+        f"INSERT INTO {table} VALUES ('second')",
+    )
     second = captured.oid(table)
     assert captured.rows(first) == [change("insert", id=1, note="first")]
     assert captured.rows(second) == [change("insert", note="second")]
@@ -53,7 +69,9 @@ def test_S07_a_dropped_and_recreated_table_is_another_table_of_the_same_name(cap
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
-def test_S06_changes_of_a_table_that_is_gone_by_now_still_have_their_key(captured: Captured, reading: str, identity: str) -> None:
+def test_S06_changes_of_a_table_that_is_gone_by_now_still_have_their_key(
+    captured: Captured, reading: str, identity: str
+) -> None:
     table = f"s06_gone_{reading}_{identity.lower()}"
     captured.execute(
         f"CREATE TABLE {table} (id int PRIMARY KEY, note text)",
@@ -63,8 +81,15 @@ def test_S06_changes_of_a_table_that_is_gone_by_now_still_have_their_key(capture
     captured.drain()
     if reading == "behind":
         captured.stop()
-    captured.execute(f"UPDATE {table} SET note = 'c' WHERE id = 1", f"DELETE FROM {table} WHERE id = 2", f"DROP TABLE {table}")
-    assert captured.rows(table)[2:] == [change("update_postimage", id=1, note="c"), change("delete", id=2, note=None)]
+    captured.execute(
+        f"UPDATE {table} SET note = 'c' WHERE id = 1",
+        f"DELETE FROM {table} WHERE id = 2",
+        f"DROP TABLE {table}",
+    )
+    assert captured.rows(table)[2:] == [
+        change("update_postimage", id=1, note="c"),
+        change("delete", id=2, note=None),
+    ]
 
 
 def test_S06_two_tables_that_swapped_their_names_are_not_mixed_up(captured: Captured, reading: str) -> None:
@@ -76,7 +101,11 @@ def test_S06_two_tables_that_swapped_their_names_are_not_mixed_up(captured: Capt
         f"INSERT INTO {two} VALUES ('x')",
     )
     with captured.transaction():
-        captured.execute(f"ALTER TABLE {one} RENAME TO swap", f"ALTER TABLE {two} RENAME TO {one}", f"ALTER TABLE swap RENAME TO {two}")
+        captured.execute(
+            f"ALTER TABLE {one} RENAME TO swap",
+            f"ALTER TABLE {two} RENAME TO {one}",
+            f"ALTER TABLE swap RENAME TO {two}",
+        )
     captured.execute(f"INSERT INTO {one} VALUES ('y')", f"INSERT INTO {two} VALUES (2, 2)")
     assert captured.rows(one) == [change("insert", id=1, a=1), change("insert", b="y")]
     assert captured.rows(two) == [change("insert", b="x"), change("insert", id=2, a=2)]

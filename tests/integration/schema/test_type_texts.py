@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.schema_changes.catalog_changes import AlteredTypes, TypeWatch, inspect_table_types, remember_types
+from penstock.pipeline.schema_changes.catalog_changes import (
+    AlteredTypes,
+    TypeWatch,
+    inspect_table_types,
+    remember_types,
+)
 from penstock.postgres.catalog import CatalogTable, inspect_schemas
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.routed_schema import joined_schema
@@ -21,16 +26,22 @@ RENAME = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'"
 @pytest.fixture
 def table(database: Database) -> Database:
     database.execute(
-        "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN feeling AS mood; CREATE TYPE pair AS (a int, f feeling);"
-        "CREATE TYPE span AS RANGE (subtype = mood, multirange_type_name = spans); CREATE TABLE other (x int, y int);"
-        "CREATE TABLE t (id int PRIMARY KEY, plain text, e mood, d feeling, l mood[], p pair, pl pair[], r span, m spans, o other);"
+        "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN feeling AS mood; "
+        "CREATE TYPE pair AS (a int, f feeling);"
+        "CREATE TYPE span AS RANGE (subtype = mood, multirange_type_name = spans); "
+        "CREATE TABLE other (x int, y int);"
+        "CREATE TABLE t (id int PRIMARY KEY, plain text, e mood, d feeling, l mood[], p pair, pl pair[], "
+        "r span, m spans, o other);"
         """INSERT INTO t VALUES (1, 'sad', 'sad', 'sad', '{sad}', '(1,sad)', '{"(1,sad)"}', '[sad,ok]', '{[sad,ok]}', '(1,2)')"""
     )
     return database
 
 
 def _schema(database: Database, *names: str) -> dict[TableName, TableSchema]:
-    tables = [CatalogTable(database.query("SELECT %s::regclass::oid::int8", name)[0][0], TableName("public", name)) for name in names]
+    tables = [
+        CatalogTable(database.query("SELECT %s::regclass::oid::int8", name)[0][0], TableName("public", name))
+        for name in names
+    ]
     with connect(SourceAddress.parse(database.dsn)) as connection:
         return inspect_schemas(connection, tables)
 
@@ -57,7 +68,9 @@ def _texts(database: Database) -> dict[str, str]:
         "ALTER TABLE other RENAME x TO z",
     ],
 )
-def test_a_column_counts_as_altered_just_if_the_text_of_its_stored_values_is_another(table: Database, statement: str) -> None:
+def test_a_column_counts_as_altered_just_if_the_text_of_its_stored_values_is_another(
+    table: Database, statement: str
+) -> None:
     before = _texts(table)
     schemas = _schema(table, "t")
     with connect(SourceAddress.parse(table.dsn)) as connection:
@@ -65,7 +78,9 @@ def test_a_column_counts_as_altered_just_if_the_text_of_its_stored_values_is_ano
         table.execute(statement)
         found = inspect_table_types(connection, schemas)[NAME].altered(known)
     after = _texts(table)
-    assert (() if found is None else found.columns) == tuple(name for name in COLUMNS if before[name] != after[name])
+    assert (() if found is None else found.columns) == tuple(
+        name for name in COLUMNS if before[name] != after[name]
+    )
 
 
 class Watched:
@@ -84,7 +99,10 @@ class Watched:
         schemas = _schema(self.database, "t")
         with connect(SourceAddress.parse(self.database.dsn)) as connection:
             found = self.watch.find_altered(
-                connection, schemas, [NAME] if is_applied and not is_resynced else [], [NAME] if is_resynced else []
+                connection,
+                schemas,
+                [NAME] if is_applied and not is_resynced else [],
+                [NAME] if is_resynced else [],
             )
         return found.get(NAME)
 
@@ -114,7 +132,9 @@ def test_a_type_that_is_altered_while_its_table_is_resynced_is_noticed_afterward
     assert watched.find_altered() is not None
 
 
-def test_a_type_that_is_altered_while_its_table_is_not_applied_is_noticed_afterwards(watched: Watched) -> None:
+def test_a_type_that_is_altered_while_its_table_is_not_applied_is_noticed_afterwards(
+    watched: Watched,
+) -> None:
     watched.find_altered(is_applied=False)
     watched.database.execute(RENAME)
     watched.restart()
@@ -148,13 +168,19 @@ def test_a_state_without_definitions_takes_those_of_the_first_look(watched: Watc
     assert watched.find_altered() is not None
 
 
-def test_a_type_of_one_member_concerns_the_table_that_it_is_routed_into(database: Database, tmp_path: Path) -> None:
+def test_a_type_of_one_member_concerns_the_table_that_it_is_routed_into(
+    database: Database, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
-        database.execute(f"CREATE TYPE mood_{name} AS ENUM ('sad'); CREATE TABLE {name} (k mood_{name} PRIMARY KEY)")
+        database.execute(
+            f"CREATE TYPE mood_{name} AS ENUM ('sad'); CREATE TABLE {name} (k mood_{name} PRIMARY KEY)"
+        )
     members = list(_schema(database, "one", "two").values())
     schemas = {NAME: joined_schema(NAME, "source", members)}
     watch = TypeWatch(tmp_path, lambda _, __: True)
     with connect(SourceAddress.parse(database.dsn)) as connection:
         assert watch.find_altered(connection, schemas, [NAME], []) == {}
         database.execute("ALTER TYPE mood_two RENAME VALUE 'sad' TO 'blue'")
-        assert watch.find_altered(connection, schemas, [NAME], []) == {NAME: AlteredTypes(("k",), is_key=True)}
+        assert watch.find_altered(connection, schemas, [NAME], []) == {
+            NAME: AlteredTypes(("k",), is_key=True)
+        }

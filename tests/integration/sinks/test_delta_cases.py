@@ -27,7 +27,11 @@ COMPOSITE = TableSchema(
 @pytest.fixture
 def items(spark: SparkSession, tmp_path: Path) -> Mirror:
     """Rows 1 to 9. Each `note` is its own, and each `size` too large for its column."""
-    return Mirror(spark, tmp_path, Source(ITEMS, [item(key, f"note {key}", Value(None, f"{key}e90")) for key in range(1, 10)]))
+    return Mirror(
+        spark,
+        tmp_path,
+        Source(ITEMS, [item(key, f"note {key}", Value(None, f"{key}e90")) for key in range(1, 10)]),
+    )
 
 
 def test_k01_an_epoch_applied_twice_or_an_older_one_changes_nothing(items: Mirror) -> None:
@@ -98,7 +102,9 @@ def _play(source: Source, key: int, is_there: bool, steps: tuple[str, ...]) -> N
             source.delete(at(key))
 
 
-def test_k03_a_composite_key_that_is_not_first_deletes_exactly_its_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_k03_a_composite_key_that_is_not_first_deletes_exactly_its_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     rows = [{"note": Value(None), "a": Value(a), "b": Value(b)} for a in (1, 2) for b in ("x", "y")]
     source = Source(COMPOSITE, rows)
     mirror = Mirror(spark, tmp_path, source)

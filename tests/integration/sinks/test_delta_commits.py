@@ -97,15 +97,25 @@ def test_a_table_begun_and_not_finished_has_no_position(spark: SparkSession, tmp
     assert not leftover.exists()
 
 
-def test_a_table_begun_and_not_finished_follows_the_source_when_it_is_begun_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_begun_and_not_finished_follows_the_source_when_it_is_begun_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     first = replace(ITEMS, oid=1, columns=ITEMS.columns[:2])
     DeltaSink(spark, tmp_path / "lake", PIPELINE).begin_snapshot(first, Position.of(50))
-    odd = replace(ITEMS, columns=(*ITEMS.columns, Column("a name, of {several} words", pa.string(), 25)), key=("id", "note"))
+    odd = replace(
+        ITEMS,
+        columns=(*ITEMS.columns, Column("a name, of {several} words", pa.string(), 25)),
+        key=("id", "note"),
+    )
     row = item(1) | {"a name, of {several} words": Value("read back")}
     mirror = Mirror(spark, tmp_path, Source(odd, [row]))
     assert mirror.rows() == [row]
     target = mirror.target()
-    assert (target.source_oid, target.key, target.applied) == (odd.oid, odd.key, Position.of(mirror.source.fence))
+    assert (target.source_oid, target.key, target.applied) == (
+        odd.oid,
+        odd.key,
+        Position.of(mirror.source.fence),
+    )
 
 
 def test_a_restarted_copy_first_removes_the_old_position(items: Mirror) -> None:
@@ -125,11 +135,15 @@ def test_a_restarted_copy_first_removes_the_old_position(items: Mirror) -> None:
     items.follow()
 
 
-def test_a_snapshot_without_rows_is_an_empty_table_with_its_position(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_snapshot_without_rows_is_an_empty_table_with_its_position(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     mirror = Mirror(spark, tmp_path, Source(ITEMS))
     assert mirror.rows() == []
     assert mirror.target().applied == Position.of(mirror.source.fence)
-    assert mirror.target().schema == pa.schema([pa.field(column.name, column.arrow_type) for column in ITEMS.columns])
+    assert mirror.target().schema == pa.schema(
+        [pa.field(column.name, column.arrow_type) for column in ITEMS.columns]
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +169,9 @@ def test_changes_under_another_schema_are_refused(items: Mirror, changed: TableS
     assert len(items.commits()) == commits
 
 
-def test_k10_a_table_of_another_pipeline_is_refused(spark: SparkSession, tmp_path: Path, items: Mirror) -> None:
+def test_k10_a_table_of_another_pipeline_is_refused(
+    spark: SparkSession, tmp_path: Path, items: Mirror
+) -> None:
     other = DeltaSink(spark, tmp_path / "lake", "another")
     with pytest.raises(TargetForeignError, match="'shop'"):
         other.load_target(NAME)
@@ -187,7 +203,9 @@ def test_k09_a_table_dropped_during_an_epoch_is_not_recreated_from_it(items: Mir
     assert not items.path.exists()
 
 
-def test_k09_a_table_restored_during_an_epoch_is_refused_and_then_continues_from_its_rows(spark: SparkSession, items: Mirror) -> None:
+def test_k09_a_table_restored_during_an_epoch_is_refused_and_then_continues_from_its_rows(
+    spark: SparkSession, items: Mirror
+) -> None:
     source = items.source
     target = items.target()
     source.insert(item(20))
@@ -228,9 +246,13 @@ def test_tables_with_any_name_can_be_opened(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "left", [[], [".00000000000000000000.json.1f2e.tmp", "._last_checkpoint.crc"]], ids=["a directory", "half a commit"]
+    "left",
+    [[], [".00000000000000000000.json.1f2e.tmp", "._last_checkpoint.crc"]],
+    ids=["a directory", "half a commit"],
 )
-def test_a_table_whose_making_was_cut_off_is_made(spark: SparkSession, tmp_path: Path, left: list[str]) -> None:
+def test_a_table_whose_making_was_cut_off_is_made(
+    spark: SparkSession, tmp_path: Path, left: list[str]
+) -> None:
     """Delta considers the remaining files a table."""
     path = DeltaSink(spark, tmp_path / "lake", PIPELINE).path(NAME)
     (path / "_delta_log" / "_staged_commits").mkdir(parents=True)

@@ -57,7 +57,9 @@ def kept(spark: SparkSession, items: Mirror, settings: MaintenanceSettings) -> D
     return items.sink
 
 
-def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(spark: SparkSession, items: Mirror) -> None:
+def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(
+    spark: SparkSession, items: Mirror
+) -> None:
     place = f"delta.`{items.path}`"
     states = {}
     for number in range(3):
@@ -74,9 +76,13 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(spark: 
     change(items, 3)
     for version, rows in states.items():
         then = spark.read.format("delta").option("versionAsOf", version).load(str(items.path)).toArrow()
-        assert {row["id"]: row["note"] for row in then.to_pylist()} == {row["id"].typed: row["note"].typed for row in rows}
+        assert {row["id"]: row["note"] for row in then.to_pylist()} == {
+            row["id"].typed: row["note"].typed for row in rows
+        }
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")  # else it is ten thousand tasks
+    spark.conf.set(
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"
+    )  # else it is ten thousand tasks
     spark.sql(f"VACUUM {place} RETAIN 0 HOURS").collect()
     change(items, 4)
     assert items.sink.version_at(ITEMS.name, Position.of(items.source.position)) == len(items.commits()) - 1
@@ -91,12 +97,22 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(spark: 
     after = load_state(items.path)
     assert before is not None
     assert after is not None
-    assert (after.version, after.files.keys(), after.transactions) == (before.version, before.files.keys(), before.transactions)
+    assert (after.version, after.files.keys(), after.transactions) == (
+        before.version,
+        before.files.keys(),
+        before.transactions,
+    )
     change(items, 5)
 
 
-def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(spark: SparkSession, items: Mirror) -> None:
-    sink = kept(spark, items, MaintenanceSettings(compact_after=3, checkpoint_after=0, keep_seconds=0.0, vacuum_every_seconds=0.0))
+def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(
+    spark: SparkSession, items: Mirror
+) -> None:
+    sink = kept(
+        spark,
+        items,
+        MaintenanceSettings(compact_after=3, checkpoint_after=0, keep_seconds=0.0, vacuum_every_seconds=0.0),
+    )
     for number in range(3):
         items.source.update(at(1 + number), {"note": Value(f"epoch {number}")})
         items.source.insert(item(1000 + number))
@@ -105,7 +121,12 @@ def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(sp
     for _ in range(2):  # the first only notes when it was
         sink.maintain(ITEMS.name)
     change(items, 3)
-    operations = [action["commitInfo"]["operation"] for commit in items.commits() for action in commit if "commitInfo" in action]
+    operations = [
+        action["commitInfo"]["operation"]
+        for commit in items.commits()
+        for action in commit
+        if "commitInfo" in action
+    ]
     assert operations.count(EPOCH) == 4
     assert operations.count("PENSTOCK COMPACTION") == 1
     assert not any(each.startswith("VACUUM") for each in operations), "commits that are in the way of epochs"
@@ -120,7 +141,9 @@ def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(sp
     "statement",
     ["SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"],
 )
-def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(spark: SparkSession, items: Mirror, statement: str) -> None:
+def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(
+    spark: SparkSession, items: Mirror, statement: str
+) -> None:
     spark.sql(f"ALTER TABLE delta.`{items.path}` {statement}")
     items.source.update(at(1), {"note": Value("merged")})
     items.source.commit()
@@ -156,7 +179,9 @@ def test_K01_an_abandoned_run_does_not_repeat_the_rows_of_its_successor(
     assert items.rows() == items.source.sorted_rows()
 
 
-def test_K09_a_restored_table_continues_from_the_rows_it_then_holds(spark: SparkSession, items: Mirror) -> None:
+def test_K09_a_restored_table_continues_from_the_rows_it_then_holds(
+    spark: SparkSession, items: Mirror
+) -> None:
     change(items, 0)
     version, then = len(items.commits()) - 1, items.source.position
     change(items, 1)
@@ -195,8 +220,12 @@ def test_K09_an_epoch_meets_an_optimize_and_is_worked_out_again(
     assert tried == [False, True]
 
 
-def test_structs_of_a_table_with_mapped_names_come_through_snapshot_and_epochs(spark: SparkSession, tmp_path: Path) -> None:
-    shapes = replace(ITEMS, columns=(*ITEMS.columns, Column("a name", pa.string(), 25), Column("shape", GEOMETRY_TYPE, 0)))
+def test_structs_of_a_table_with_mapped_names_come_through_snapshot_and_epochs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shapes = replace(
+        ITEMS, columns=(*ITEMS.columns, Column("a name", pa.string(), 25), Column("shape", GEOMETRY_TYPE, 0))
+    )
     row = item(1) | {"a name": Value("x"), "shape": Value({"srid": 4326, "wkb": b"\x01"})}
     mirror = Mirror(spark, tmp_path, Source(shapes, [row, row | {"id": Value(2)}]))
     assert mirror.rows() == mirror.source.sorted_rows()
@@ -225,8 +254,18 @@ def test_a_table_of_any_mode_equals_the_model(spark: SparkSession, tmp_path: Pat
     assert found.column_names == layout.schema.names
     rows = found.to_pylist()
     if mode is Mode.APPEND:
-        kinds = [row["_change_type"] for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"]))]
-        assert kinds == ["snapshot"] * 5 + ["update_postimage", "delete", "insert", "delete", "insert", "insert"]
+        kinds = [
+            row["_change_type"]
+            for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"]))
+        ]
+        assert kinds == ["snapshot"] * 5 + [
+            "update_postimage",
+            "delete",
+            "insert",
+            "delete",
+            "insert",
+            "insert",
+        ]
         return
     if mode is Mode.HISTORY:  # the fence of a real snapshot is of now, and that of the model is not
         rows = [row | {VALID_FROM_TIME: time_of(row[VALID_FROM])} for row in rows]

@@ -36,7 +36,9 @@ def test_a_task_that_fails_raises_the_same_wherever_it_is_done(spark: SparkSessi
     assert "secret" not in str(failed.value), "it may be a value of a row"
 
 
-def test_shared_data_of_a_jobs_tasks_is_sent_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_data_of_a_jobs_tasks_is_sent_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numbers = tuple(range(10_000))
     tasks = [LakeFile("a", index, numbers) for index in range(3)]
     sent: list[int] = []
@@ -47,5 +49,7 @@ def test_shared_data_of_a_jobs_tasks_is_sent_once(spark: SparkSession, monkeypat
         return parallelize(self, some, slices)
 
     monkeypatch.setattr(SparkContext, "parallelize", measured)
-    assert SparkExecutors(spark).run(lambda task: (len(task.columns), task.sequence), tasks) == [(10_000, index) for index in range(3)]
+    assert SparkExecutors(spark).run(lambda task: (len(task.columns), task.sequence), tasks) == [
+        (10_000, index) for index in range(3)
+    ]
     assert sum(sent) < 1000, "the list is not in the tasks"

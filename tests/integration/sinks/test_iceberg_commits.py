@@ -55,7 +55,8 @@ def test_k01_each_epoch_is_one_commit_with_its_position_and_a_repeated_one_is_sk
     assert [each[POSITION] for each in found] == [str(Position.of(end)) for end in (source.fence, *ends)]
     assert found[2]["added-equality-deletes"] == "4"
     assert mirror.rows() == source.sorted_rows()
-    # As a caller that lost the answer would, with the target as it was at first; by a sink that was never there; in a longer epoch.
+    # As a caller that lost the answer would, with the target as it was at first; by a sink that was never
+    # there; in a longer epoch.
     for sink, first, end in [
         (lake.sink, appended, changed),
         (lake.again(), source.fence, nothing),
@@ -96,7 +97,9 @@ def test_K09_a_table_altered_by_another_writer_is_left_alone(lake: Lake) -> None
     assert lake.mirror.rows() == lake.source.sorted_rows()
 
 
-def test_values_that_moved_from_key_to_key_are_found_though_an_epoch_is_shared_out(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_moved_from_key_to_key_are_found_though_an_epoch_is_shared_out(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, mirror = lake.source, lake.mirror
     monkeypatch.setattr(shares, "ROWS_A_TASK", 6)
     for key in range(9, 0, -1):
@@ -159,7 +162,9 @@ def test_k09_a_table_dropped_or_rolled_back_during_an_epoch_is_refused(lake: Lak
     assert lake.sink.load_target(NAME) is None
 
 
-def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=0.0, expire_every=3))
     source, mirror = lake.source, lake.mirror
     operations = set()
@@ -180,7 +185,9 @@ def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(sp
     assert mirror.target().applied == Position.of(source.position)
 
 
-def test_small_files_of_rows_are_made_one_though_nothing_is_ever_deleted(spark: SparkSession, tmp_path: Path) -> None:
+def test_small_files_of_rows_are_made_one_though_nothing_is_ever_deleted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake = Lake(spark, tmp_path, Maintenance(delete_files=4, keep_seconds=3600.0, expire_every=0))
     source, mirror = lake.source, lake.mirror
     counts = []
@@ -221,8 +228,12 @@ def test_rows_deleted_while_their_files_are_merged_stay_deleted(
     assert mirror.rows() == source.sorted_rows()
 
 
-def test_rows_that_have_numbers_keep_them_when_their_files_are_made_one(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path, Maintenance(delete_files=3, keep_seconds=3600.0, expire_every=0), format_version=3)
+def test_rows_that_have_numbers_keep_them_when_their_files_are_made_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(
+        spark, tmp_path, Maintenance(delete_files=3, keep_seconds=3600.0, expire_every=0), format_version=3
+    )
     for key in (100, 101):
         lake.source.insert(item(key))
         lake.source.commit()
@@ -235,7 +246,9 @@ def test_rows_that_have_numbers_keep_them_when_their_files_are_made_one(spark: S
 
 
 @pytest.mark.parametrize("which", ["another", "none"])
-def test_a_table_is_rewritten_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path, which: str) -> None:
+def test_a_table_is_rewritten_whichever_session_is_active_in_the_thread(
+    spark: SparkSession, tmp_path: Path, which: str
+) -> None:
     """Iceberg's rewrite uses a catalog instance registered in a session; it must be our session."""
     lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=3600.0, expire_every=0))
     lake.source.insert(item(100))
@@ -249,12 +262,20 @@ def test_a_table_is_rewritten_whichever_session_is_active_in_the_thread(spark: S
     assert lake.summaries[-1]["total-data-files"] == "1"
 
 
-def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_left_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=3600.0, expire_every=0))
     source, mirror = lake.source, lake.mirror
     # A file of that size is as large as files are to be: it is rewritten for the sake of deletes alone.
-    (size,) = (path.stat().st_size for path in (lake.root / "warehouse" / "public" / "items" / "data").glob("*.parquet"))
-    spark.sql(f"ALTER TABLE {lake.sink.sql_name(NAME)} SET TBLPROPERTIES ('write.target-file-size-bytes' = '{size}')")
+    (size,) = (
+        path.stat().st_size
+        for path in (lake.root / "warehouse" / "public" / "items" / "data").glob("*.parquet")
+    )
+    spark.sql(
+        f"ALTER TABLE {lake.sink.sql_name(NAME)} "
+        f"SET TBLPROPERTIES ('write.target-file-size-bytes' = '{size}')"
+    )
     for key in (100, 200):
         source.insert(item(key))
         source.commit()
@@ -269,7 +290,9 @@ def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_lef
     assert lake.again().load_target(NAME) == mirror.target()
 
 
-def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.sink.release_ownership(NAME)
     assert lake.sink.load_target(NAME) is not None
     assert lake.mirror.target().applied is None
@@ -291,7 +314,9 @@ def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(l
         commit(self, loaded, change, position)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IcebergCatalog, "commit", crossed)
-    lake.sink.finish_snapshot(wider, [file], Position.of(300))  # a concurrent commit of another writer needs no resync
+    lake.sink.finish_snapshot(
+        wider, [file], Position.of(300)
+    )  # a concurrent commit of another writer needs no resync
     assert not lake.sink.can_resume_snapshot(wider, place, [file])
     target = lake.sink.load_target(NAME)
     assert target is not None
@@ -302,7 +327,9 @@ def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(l
 def _write(directory: str, schema: pa.Schema, name: str) -> SnapshotFile:
     values = {"id": [1, 2], EXACT: pa.nulls(2, EXACT_TYPE)}
     path = Path(directory) / name
-    pq.write_table(pa.table([values.get(each.name, pa.nulls(2, each.type)) for each in schema], schema=schema), path)
+    pq.write_table(
+        pa.table([values.get(each.name, pa.nulls(2, each.type)) for each in schema], schema=schema), path
+    )
     return SnapshotFile(name, 2, path.stat().st_size, "{}")
 
 
@@ -325,7 +352,9 @@ def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(
     sink = open_lake(spark, tmp_path)
     place = sink.begin_snapshot(ODD_KEYS, Position.of(100))
     exact = pa.array([[("day", "infinity")], [("day", "-infinity")], None, None], EXACT_TYPE)
-    rows = pa.table([pa.nulls(4, pa.date32()), [0.0, 0.0, 1.0, 2.0], ["a", "b", "c", "d"], exact], schema=place.schema)
+    rows = pa.table(
+        [pa.nulls(4, pa.date32()), [0.0, 0.0, 1.0, 2.0], ["a", "b", "c", "d"], exact], schema=place.schema
+    )
     rows = rows.set_column(0, place.schema.field(0), pa.array([None, None, 1, 1], pa.date32()))
     path = Path(place.directory) / f"{place.prefix}-000000-z.parquet"
     pq.write_table(rows, path)
@@ -343,7 +372,14 @@ def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(
         ),
         keys / "keys.parquet",
     )
-    new = pa.table({"value_0": pa.array([1], pa.date32()), "value_1": [2.0], "value_2": ["new"], EXACT: pa.nulls(1, EXACT_TYPE)})
+    new = pa.table(
+        {
+            "value_0": pa.array([1], pa.date32()),
+            "value_1": [2.0],
+            "value_2": ["new"],
+            EXACT: pa.nulls(1, EXACT_TYPE),
+        }
+    )
     pq.write_table(new, tmp_path / "rows.parquet")
     changed = ChangedRows(str(keys), (str(tmp_path / "rows.parquet"),))
     with monkeypatch.context() as patch:
@@ -359,5 +395,7 @@ def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(
         assert target is not None
         assert target.applied == Position.of(200)
         if attempt == 0:
-            assert len(summaries(sink, spark, ODD_KEYS.name)) == filled + 1, "files that are there are not put in once more"
+            assert len(summaries(sink, spark, ODD_KEYS.name)) == filled + 1, (
+                "files that are there are not put in once more"
+            )
         sink.release_ownership(ODD_KEYS.name)

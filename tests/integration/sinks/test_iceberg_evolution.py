@@ -36,7 +36,10 @@ class Followed:
         self.spark = spark
         self.source = Source()
         self.sink: IcebergSink = open_lake(spark, root, mode_of=lambda _: mode, format_version=format_version)
-        self._writer, self._reader = SpoolWriter(root / "spool", Position.of(100)), SpoolReader(root / "spool")
+        self._writer, self._reader = (
+            SpoolWriter(root / "spool", Position.of(100)),
+            SpoolReader(root / "spool"),
+        )
         self.position = 100
         self._copy(self.source.schema())
 
@@ -58,12 +61,16 @@ class Followed:
         for change in [change for act in acts if (change := self.source.do(act)) is not None]:
             self.position += 10
             row = {name: Value(value) for name, value in change.row.items()}
-            self._writer.append(whole(change.schema, [Transaction(self.position, (LogChange(KINDS[change.kind], 0, row),))]))
+            self._writer.append(
+                whole(change.schema, [Transaction(self.position, (LogChange(KINDS[change.kind], 0, row),))])
+            )
         self._writer.seal()
         found = self._reader.read(Position.of(start), Position.of(self.position)).tables[NAME]
         assert target.origin is not None
         known = FollowingTarget(target.schema, target.key, target.origin, {})
-        views, evolution = known.follow(TableChanges(NAME, found.slices, found.counts).schemas, self.source.shape())
+        views, evolution = known.follow(
+            TableChanges(NAME, found.slices, found.counts).schemas, self.source.shape()
+        )
         return target, TableChanges(NAME, found.slices, found.counts, views, evolution), evolution
 
     def do(self, *acts: Act) -> None:
@@ -85,16 +92,21 @@ class Followed:
 
 
 @pytest.mark.parametrize(("mode", "format_version"), [(Mode.MIRROR, 3), (Mode.HISTORY, 2)])
-def test_S01_to_S04_columns_and_rows_are_one_commit(spark: SparkSession, tmp_path: Path, mode: Mode, format_version: int) -> None:
+def test_S01_to_S04_columns_and_rows_are_one_commit(
+    spark: SparkSession, tmp_path: Path, mode: Mode, format_version: int
+) -> None:
     followed = Followed(spark, tmp_path, mode, format_version)
     first = followed.sink.version_at(NAME, Position.of(100))
-    # One with a value for the rows that are there, of which one stays, one is changed and one was never copied.
+    # One with a value for the rows that are there, of which one stays, one is changed and one was never
+    # copied.
     followed.do(("write", 3, ""), ("write", 1, ""), ("add", 1, "b"), ("write", 4, ""), ("delete", 3, ""))
     steps = [(each["operation"], POSITION in each) for each in summaries(followed.sink, spark, NAME)]
     if format_version == 2:  # the old rows with the new column; then the epoch
         assert steps == [("append", True), ("overwrite", False), ("overwrite", True)]
     else:
-        assert steps == [("append", True), ("overwrite", True)], "the table records the default for existing rows"
+        assert steps == [("append", True), ("overwrite", True)], (
+            "the table records the default for existing rows"
+        )
     if mode is Mode.HISTORY:
         past = [row for row in followed.rows() if not row[CURRENT]]
         assert past, "a version was closed"
@@ -108,7 +120,9 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(spark: SparkSession, tmp_pat
     assert order.index("c") < order.index(EXACT), "added columns are in the order of the source"
     then = followed.rows(first)
     assert [sorted(name for name in row if not name.startswith("_")) for row in then] == [["a", "id"]] * 2
-    assert "c" in followed.rows(followed.sink.version_at(NAME, Position.of(followed.position)))[0], "of the newest too"
+    assert "c" in followed.rows(followed.sink.version_at(NAME, Position.of(followed.position)))[0], (
+        "of the newest too"
+    )
 
 
 def test_S01_an_evolution_that_dies_is_done_by_the_next_attempt_and_one_whose_answer_is_lost_is_not_done_again(

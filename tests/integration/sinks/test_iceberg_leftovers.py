@@ -1,4 +1,6 @@
-"""Files of failed Iceberg epochs are removed later, and never a file that is or may become part of the table."""
+"""Files of failed Iceberg epochs are removed later, and never a file that is or may become part of the
+table.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def yard(spark: SparkSession, tmp_path: Path) -> Yard:
     return Yard(spark, tmp_path)
 
 
-def test_files_of_finished_tasks_are_removed_if_another_task_of_the_epoch_fails(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_finished_tasks_are_removed_if_another_task_of_the_epoch_fails(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     yard.follow()
     before = yard.files()
     yard.work()
@@ -108,7 +112,9 @@ def test_files_of_a_dead_epoch_are_removed_and_no_others(yard: Yard, monkeypatch
     assert not left & yard.files()
     assert others <= yard.files()
     assert yard.mirror.rows() == yard.source.sorted_rows()
-    versions = [row["snapshot_id"] for row in yard.spark.table(f"{yard.sink.sql_name(NAME)}.snapshots").collect()]
+    versions = [
+        row["snapshot_id"] for row in yard.spark.table(f"{yard.sink.sql_name(NAME)}.snapshots").collect()
+    ]
     assert [yard.sink.read(NAME, version).count() for version in versions] == [9, 10, 11]
 
 

@@ -1,4 +1,6 @@
-"""Random histories cut into random epochs: after each, the Iceberg table equals the source at that position."""
+"""Random histories cut into random epochs: after each, the Iceberg table equals the source at that
+position.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_after_every_epoch_the_iceberg_table_is_the_source_at_that_position(
 ) -> None:
     history = History(table, seed, groups=30)
     history.run(24, truncates=truncates)
-    mirror = Mirror(spark, tmp_path, history.source, open_lake(spark, tmp_path, format_version=3 if table is ODD else 2))
+    mirror = Mirror(
+        spark, tmp_path, history.source, open_lake(spark, tmp_path, format_version=3 if table is ODD else 2)
+    )
     for steps in history.steps():
         mirror.append(steps)
     positions = [each.position for each in history.source.log]

@@ -38,7 +38,9 @@ class _ScratchServers(dict[int, ScratchServer]):
 
 
 @pytest.fixture
-def scratch_server(scratch_servers: dict[int, ScratchServer], postgres_version: int) -> Iterator[ScratchServer]:
+def scratch_server(
+    scratch_servers: dict[int, ScratchServer], postgres_version: int
+) -> Iterator[ScratchServer]:
     server = scratch_servers[postgres_version]
     yield server
     server.tidy()

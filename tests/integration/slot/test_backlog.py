@@ -58,5 +58,9 @@ def test_an_idle_capture_with_thousands_of_segments_lists_nothing_and_a_restart_
         assert sealed is not None
         release(source.spool, "one", sealed)
         assert capture.wait_until(end, 10.0), "small segments again, as soon as the consumer is back"
-        wait_for(lambda: len(SpoolReader(source.spool).segments()) < BACKLOG / 2, "a spool without what was released", source.state)
+        wait_for(
+            lambda: len(SpoolReader(source.spool).segments()) < BACKLOG / 2,
+            "a spool without what was released",
+            source.state,
+        )
     assert source.ids(after=sealed) == list(range(21, 31))

@@ -38,7 +38,10 @@ class Load:
         with self._source.database.connect(autocommit=True) as connection:
             while not self._over.wait(0.005):
                 low = self.rows + 1
-                connection.execute("INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i", [low, low + 99])
+                connection.execute(
+                    "INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i",
+                    [low, low + 99],
+                )
                 self.rows += 100
 
 
@@ -79,7 +82,9 @@ def test_spooled_confirms_sealed_positions_and_never_more(source: Source) -> Non
         end = capture.end
         assert end is not None
         wait_for(
-            lambda: source.confirmed >= end, f"the slot at {end}, which is sealed, or on quiet ground after it", lambda: source.confirmed
+            lambda: source.confirmed >= end,
+            f"the slot at {end}, which is sealed, or on quiet ground after it",
+            lambda: source.confirmed,
         )
         assert source.status is not None
         assert source.status.confirms == "spooled"
@@ -104,10 +109,14 @@ def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Sou
         assert capture.wait_until(source.position, DEADLINE_SECONDS)
         wait_for_slot(source, capture.end)
         assert not capture.wait_until(BEYOND, 0.5)
-        assert confirms(source) == "spooled", "it stays while the consumer is behind, although the slot is not any more"
+        assert confirms(source) == "spooled", (
+            "it stays while the consumer is behind, although the slot is not any more"
+        )
         assert capture.end is not None
         level = release(source.spool, "pipeline", capture.end)
-        source.database.execute("CHECKPOINT")  # the slot's restart point moves only where the server has noted what was running
+        source.database.execute(
+            "CHECKPOINT"
+        )  # the slot's restart point moves only where the server has noted what was running
         wait_for(lambda: confirms(source) == "applied", "applied", source.state)
         assert source.confirmed >= level
         before = source.confirmed
@@ -116,7 +125,9 @@ def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Sou
         assert source.confirmed == before, "applied again: the new rows wait for the consumer"
 
 
-def test_released_position_is_confirmed_by_a_capture_that_ends_while_it_waits_for_the_slot(source: Source) -> None:
+def test_released_position_is_confirmed_by_a_capture_that_ends_while_it_waits_for_the_slot(
+    source: Source,
+) -> None:
     """After a crash the slot is taken until the server notices; a short run may be over before."""
     released = release(source.spool, "pipeline", source.capture_all(1, 10))
     before = source.confirmed
@@ -174,6 +185,7 @@ def test_segments_lost_after_spooled_are_a_hole_too(source: Source) -> None:
 def check_hole(error: PenstockError, source: Source, confirmed: Position, applied: Position) -> None:
     assert type(error) is PositionGapError
     assert str(error) == (
-        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to {applied}: "
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to "
+        f"{applied}: "
         f"the {confirmed - applied} bytes of WAL in between can no longer be read\n  fix: {COPY_AGAIN}"
     )

@@ -29,7 +29,8 @@ from tests.support.slot.source import COPY_AGAIN, Source
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 SURVIVES = (
-    f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
+    f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and "
+    "later), the slot "
     "survives a promotion"
 )
 
@@ -88,12 +89,18 @@ def promoted(primary: EmbeddedPostgres, standby: EmbeddedPostgres, directory: Pa
     sources = []
     for name in ("kept", "ahead", "plain"):
         run(primary, f"CREATE DATABASE {name}")
-        source = Source(Database(name, primary.dsn(name)), directory / f"spool-{name}", failover=name != "plain")
+        source = Source(
+            Database(name, primary.dsn(name)), directory / f"spool-{name}", failover=name != "plain"
+        )
         release(source.spool, "pipeline", source.capture_all(1, 10))
         sources.append(source)
     kept, ahead, plain = sources
     for source in (kept, ahead):
-        wait_for(lambda source=source: is_synced(primary, standby, source), "a slot that is kept in step", lambda: run(standby, SLOTS))  # type: ignore[misc]
+        wait_for(
+            lambda source=source: is_synced(primary, standby, source),
+            "a slot that is kept in step",
+            lambda: run(standby, SLOTS),
+        )  # type: ignore[misc]
     release(kept.spool, "pipeline", kept.capture_all(11, 20))
     kept.insert(21, 30)  # left for after the promotion
     wait_for(lambda: replayed(standby) >= kept.position, "a standby that is level", lambda: replayed(standby))
@@ -113,23 +120,33 @@ def promoted(primary: EmbeddedPostgres, standby: EmbeddedPostgres, directory: Pa
     return Cluster(kept, ahead, plain, on_standby, polled, Position.parse(str(switch)))
 
 
-SLOTS = "SELECT slot_name, temporary, synced, invalidation_reason, confirmed_flush_lsn::text FROM pg_replication_slots"
+SLOTS = (
+    "SELECT slot_name, temporary, synced, invalidation_reason, confirmed_flush_lsn::text "
+    "FROM pg_replication_slots"
+)
 
 
 def is_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres, source: Source) -> bool:
-    """The standby takes over a slot only once it has replayed past the slot's own horizon; so the slot is moved on, too."""
+    """The standby takes over a slot only once it has replayed past the slot's own horizon; so the slot is
+    moved on, too.
+    """
     run(primary, "CHECKPOINT")
     # Once, and on disk: WAL also grows by itself, and a released position must not be ahead of it.
     target = release(source.spool, "pipeline", source.flushed)
     with source.capture():
-        wait_for(lambda: source.confirmed >= target, f"a slot confirmed up to {target}", lambda: source.confirmed)
+        wait_for(
+            lambda: source.confirmed >= target, f"a slot confirmed up to {target}", lambda: source.confirmed
+        )
     source.wait_idle()
     run(standby, "SELECT pg_sync_replication_slots()")
     return (source.slot, False, True) in {row[:3] for row in run(standby, SLOTS)}
 
 
 def refusal_to_poll(standby: EmbeddedPostgres) -> PenstockError:
-    with connect(SourceAddress.parse(standby.dsn("plain"))) as connection, pytest.raises(PenstockError) as refused:
+    with (
+        connect(SourceAddress.parse(standby.dsn("plain"))) as connection,
+        pytest.raises(PenstockError) as refused,
+    ):
         inspect_system(connection)
     return refused.value
 
@@ -160,7 +177,9 @@ def test_L10_a_capture_continues_after_a_promotion_that_lost_none_of_its_changes
     assert load_identity(source.spool) == replace(before, timeline=2)
     source.wait_idle()
     with source.capture() as capture:
-        assert capture.wait_until(source.insert(41, 50), DEADLINE_SECONDS), "and the next start finds nothing odd about it"
+        assert capture.wait_until(source.insert(41, 50), DEADLINE_SECONDS), (
+            "and the next start finds nothing odd about it"
+        )
     assert source.ids()[-10:] == list(range(41, 51))
 
 
@@ -176,10 +195,14 @@ def test_L10_a_capture_with_changes_that_the_promoted_server_lost_stops(cluster:
         assert error.code == "PEN-1212"
         assert error.message == (
             "the server is on timeline 2, and everything captured came from timeline 1, which it left at "
-            f"{cluster.switch}: the {held.sealed - cluster.switch} bytes of WAL from there to {held.sealed} were captured, "
+            f"{cluster.switch}: the {held.sealed - cluster.switch} bytes of WAL from there to "
+            f"{held.sealed} were captured, "
             "but the server lost them when it was promoted or restored"
         )
-        assert error.hint == f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs ahead of the standby"
+        assert error.hint == (
+            f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs "
+            "ahead of the standby"
+        )
     assert source.confirmed == confirmed
     assert source.ids() == rows
     identity = load_identity(source.spool)
@@ -197,9 +220,9 @@ def test_L10_a_slot_that_did_not_come_along_stops_the_capture(cluster: Cluster) 
     )
     assert error.hint == SURVIVES
     assert source.ids() == rows == list(range(1, 11))
-    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)], (
-        "no slot is created"
-    )
+    assert source.database.query(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    ) == [(0,)], "no slot is created"
 
 
 def test_L10_a_slot_made_by_hand_on_the_promoted_server_is_not_trusted(cluster: Cluster) -> None:
@@ -214,7 +237,8 @@ def test_L10_a_slot_made_by_hand_on_the_promoted_server_is_not_trusted(cluster: 
     assert type(error) is TimelineChangedError
     assert error.message == (
         "the server is on timeline 2, and everything captured came from timeline 1; on the promoted server, "
-        f"slot {source.slot} was not synchronised from the primary, so changes up to the switch at {cluster.switch} may be missing"
+        f"slot {source.slot} was not synchronised from the primary, so changes up to the switch at "
+        f"{cluster.switch} may be missing"
     )
     assert error.hint == SURVIVES
     assert source.ids() == rows == list(range(1, 11))
@@ -228,7 +252,8 @@ def test_L10_an_unknown_timeline_is_reported(cluster: Cluster, tmp_path: Path) -
     error = source.failure()
     assert type(error) is TimelineChangedError
     assert error.message == (
-        "the server is on timeline 2, and everything captured came from timeline 7, which is not part of its history: "
+        "the server is on timeline 2, and everything captured came from timeline 7, which is not part of "
+        "its history: "
         "it was restored to a time before that timeline began"
     )
     assert error.hint == f"point source.dsn at the server that continued from timeline 7, or {COPY_AGAIN}"
@@ -238,19 +263,24 @@ def test_L11_a_standby_is_not_captured_from(cluster: Cluster) -> None:
     assert type(cluster.on_standby) is StandbyError
     assert str(cluster.on_standby) == (
         "PEN-1215: the server is a standby, on which publications and slots are not reliable\n"
-        "  fix: point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it"
+        "  fix: point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the "
+        "dsn finds it"
     )
 
 
-def test_standby_is_not_polled_since_it_does_not_know_the_open_transactions_of_its_primary(cluster: Cluster) -> None:
+def test_standby_is_not_polled_since_it_does_not_know_the_open_transactions_of_its_primary(
+    cluster: Cluster,
+) -> None:
     assert type(cluster.polled) is StandbyError
 
 
-# --- the option ------------------------------------------------------------------------------------------------------------------
+# --- the option ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.versions(17, 18)
-def test_L10_failover_is_set_when_a_slot_is_created_and_added_to_an_existing_one(database: Database, tmp_path: Path) -> None:
+def test_L10_failover_is_set_when_a_slot_is_created_and_added_to_an_existing_one(
+    database: Database, tmp_path: Path
+) -> None:
     made = Source(database, tmp_path / "made", provisioned=False)
     with made.capture(failover=True) as capture:
         assert capture.wait_beyond(Position.ZERO, DEADLINE_SECONDS), made.state()
@@ -268,17 +298,24 @@ def test_L10_failover_is_set_when_a_slot_is_created_and_added_to_an_existing_one
 
 
 def is_failover(source: Source) -> bool:
-    return source.database.query("SELECT failover FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(True,)]
+    return source.database.query(
+        "SELECT failover FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    ) == [(True,)]
 
 
 @pytest.mark.versions(16)
-def test_L10_failover_on_a_server_that_does_not_know_it_is_refused_before_anything_is_made(database: Database, tmp_path: Path) -> None:
+def test_L10_failover_on_a_server_that_does_not_know_it_is_refused_before_anything_is_made(
+    database: Database, tmp_path: Path
+) -> None:
     source = Source(database, tmp_path / "spool", provisioned=False)
     error = source.failure(failover=True)
     assert type(error) is SlotFailoverError
     assert str(error) == (
-        "PEN-1216: source.failover is set, and the server is Postgres 16: slots are copied to standbys from 17 on\n"
+        "PEN-1216: source.failover is set, and the server is Postgres 16: slots are copied to standbys "
+        "from 17 on\n"
         "  fix: remove source.failover from the configuration, or upgrade the server"
     )
-    assert database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
+    assert database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [
+        (0,)
+    ]
     assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]

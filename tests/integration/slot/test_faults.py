@@ -43,7 +43,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_for
 OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 
 
-# --- slots that are not ours (L09) -------------------------------------------------------------------------------------------------
+# --- slots that are not ours (L09) --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -52,8 +52,12 @@ def bare(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path / "spool", provisioned=False)
 
 
-def refused_until_mended(source: Source, kind: type[SlotForeignError], mend: Callable[[], None]) -> PenstockError:
-    """The fault stops the capture before anything is written; once mended, every row from then on is there."""
+def refused_until_mended(
+    source: Source, kind: type[SlotForeignError], mend: Callable[[], None]
+) -> PenstockError:
+    """The fault stops the capture before anything is written; once mended, every row from then on is
+    there.
+    """
     source.insert(1, 5)
     error = source.failure()
     assert type(error) is kind
@@ -104,7 +108,9 @@ def another_plugin(database: Database) -> Iterator[str]:
 
 
 @pytest.mark.versions(14, 18)
-def test_L09_a_slot_of_another_database_is_refused_by_name(bare: Source, postgres_server: PostgresServer) -> None:
+def test_L09_a_slot_of_another_database_is_refused_by_name(
+    bare: Source, postgres_server: PostgresServer
+) -> None:
     other = postgres_server.create_database()
     try:
         other.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", bare.slot)
@@ -128,16 +134,21 @@ def test_L09_a_temporary_slot_is_refused_with_the_session_that_holds_it(bare: So
             bare.database.query("SELECT pg_terminate_backend(%s, 5000)", pid)
 
         error = refused_until_mended(bare, SlotTemporaryError, end_session)
-    assert error.message.startswith(f"slot {bare.slot} is a temporary slot of server process {pid} (application 'another tool', client ")
+    assert error.message.startswith(
+        f"slot {bare.slot} is a temporary slot of server process {pid} (application 'another tool', client "
+    )
     assert error.hint == f"{OTHER_NAME}, or end that session: SELECT pg_terminate_backend({pid})"
 
 
 @pytest.mark.versions(14, 18)
-def test_L09_X04_a_two_phase_slot_is_refused_because_it_sends_transactions_that_may_be_rolled_back(bare: Source) -> None:
+def test_L09_X04_a_two_phase_slot_is_refused_because_it_sends_transactions_that_may_be_rolled_back(
+    bare: Source,
+) -> None:
     bare.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", bare.slot)
     error = refused_until_mended(bare, SlotTwoPhaseError, lambda: drop_slot(bare))
     assert str(error) == (
-        f"PEN-1211: slot {bare.slot} was created with two_phase: it sends prepared transactions that may still be rolled back\n"
+        f"PEN-1211: slot {bare.slot} was created with two_phase: it sends prepared transactions that may "
+        "still be rolled back\n"
         f"  fix: {OTHER_NAME}, or, if it is not needed, SELECT pg_drop_replication_slot('{bare.slot}')"
     )
 
@@ -145,8 +156,13 @@ def test_L09_X04_a_two_phase_slot_is_refused_because_it_sends_transactions_that_
 @pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64, "ré"])
 def test_L09_an_invalid_slot_name_is_reported_before_the_server_is_asked(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        CaptureSettings.from_options({"dsn": "postgresql://cdc@db.example/shop", "slot": name, "spool": "/spool"})
-    assert caught.value.hint in ("use lower-case letters, digits and underscores, 63 at most", 'add .option("slot", …)')
+        CaptureSettings.from_options(
+            {"dsn": "postgresql://cdc@db.example/shop", "slot": name, "spool": "/spool"}
+        )
+    assert caught.value.hint in (
+        "use lower-case letters, digits and underscores, 63 at most",
+        'add .option("slot", …)',
+    )
 
 
 def test_L09_a_name_of_digits_is_as_good_as_any(bare: Source) -> None:
@@ -156,7 +172,7 @@ def test_L09_a_name_of_digits_is_as_good_as_any(bare: Source) -> None:
     assert bare.ids() == list(range(1, 11))
 
 
-# --- slots that were ours (L04, L05) -----------------------------------------------------------------------------------------------
+# --- slots that were ours (L04, L05) ------------------------------------------------------------------------
 
 
 @pytest.mark.versions(14, 18)
@@ -166,8 +182,13 @@ def test_L04_a_dropped_slot_is_not_recreated_silently(source: Source) -> None:
     source.insert(11, 20)
     error = source.failure()
     assert isinstance(error, SlotMissingError)
-    assert str(error) == (f"PEN-1201: slot {source.slot} no longer exists: commits since it was last read are lost\n  fix: {COPY_AGAIN}")
-    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
+    assert str(error) == (
+        f"PEN-1201: slot {source.slot} no longer exists: commits since it was last read are lost\n  fix: "
+        f"{COPY_AGAIN}"
+    )
+    assert source.database.query(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    ) == [(0,)]
     assert source.ids() == list(range(1, 11))
 
 
@@ -188,7 +209,8 @@ def test_L05_a_slot_recreated_ahead_of_the_spool_is_a_gap(source: Source, has_co
     needed = end if has_consumer else SpoolReader(source.spool).start
     assert needed is not None
     assert str(error) == (
-        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to {needed}: "
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to "
+        f"{needed}: "
         f"the {confirmed - needed} bytes of WAL in between can no longer be read\n  fix: {COPY_AGAIN}"
     )
     assert source.failure().code == "PEN-1205", "it persists"
@@ -196,7 +218,7 @@ def test_L05_a_slot_recreated_ahead_of_the_spool_is_a_gap(source: Source, has_co
     assert source.confirmed == confirmed
 
 
-# --- a server that is not ours -----------------------------------------------------------------------------------------------------
+# --- a server that is not ours ------------------------------------------------------------------------------
 
 
 def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
@@ -210,7 +232,8 @@ def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: So
     error = source.failure()
     assert type(error) is SystemChangedError
     assert str(error) == (
-        f"PEN-1206: the server is database system {identifier}, and everything captured came from 7000000000000000001\n"
+        f"PEN-1206: the server is database system {identifier}, and everything captured came from "
+        "7000000000000000001\n"
         f"  fix: point source.dsn back at the old system, or {COPY_AGAIN}"
     )
     assert source.ids() == list(range(1, 11))
@@ -224,7 +247,10 @@ def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: So
     confirmed, server = source.confirmed, source.flushed
     error = source.failure()
     assert type(error) is SystemChangedError
-    words = f"changes were captured up to {ahead}, and the server's WAL ends at (\\S+): it was restored to an earlier time"
+    words = (
+        f"changes were captured up to {ahead}, and the server's WAL ends at (\\S+): it was restored to "
+        "an earlier time"
+    )
     found = re.fullmatch(words, error.message)
     assert found is not None, error.message
     assert server <= Position.parse(found[1]) <= source.flushed
@@ -233,7 +259,7 @@ def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: So
     assert source.confirmed == confirmed
 
 
-# --- busy (L08) ----------------------------------------------------------------------------------------------------------------------
+# --- busy (L08) ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.versions(14, 18)
@@ -245,10 +271,15 @@ def test_L08_a_busy_slot_is_waited_for_and_its_reader_is_named(source: Source, t
             failure = rival.trouble("PEN-1202")
             pid = source.active_pid
             since = "to_char(backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')"
-            ((client, begun),) = source.database.query(f"SELECT host(client_addr), {since} FROM pg_stat_activity WHERE pid = %s", pid)
+            ((client, begun),) = source.database.query(
+                f"SELECT host(client_addr), {since} FROM pg_stat_activity WHERE pid = %s", pid
+            )
             reader = f"{pid} (application 'penstock capture', client {client}, since {begun} UTC)"
             assert failure.message == f"slot {source.slot} is being read by server process {reader}"
-            hint = f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({pid})"
+            hint = (
+                "stop that reader; if it has ended and the server has not noticed yet: "
+                f"SELECT pg_terminate_backend({pid})"
+            )
             assert failure.hint == hint
             assert rival.status is not None
             assert rival.status.state == "waiting"
@@ -263,7 +294,11 @@ def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Sou
     with source.capture() as first:
         assert first.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
         with source.capture() as second:
-            wait_for(lambda: isinstance(second.trouble, SpoolLockedError), "a capture that waits for the spool", lambda: second.trouble)
+            wait_for(
+                lambda: isinstance(second.trouble, SpoolLockedError),
+                "a capture that waits for the spool",
+                lambda: second.trouble,
+            )
             deadline = time.monotonic() + 2.2  # two heartbeats of each
             while time.monotonic() < deadline:
                 assert source.status is not None
@@ -274,7 +309,7 @@ def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Sou
     assert source.ids() == list(range(1, 21))
 
 
-# --- never backwards (L03, L12) -------------------------------------------------------------------------------------------------------
+# --- never backwards (L03, L12) -----------------------------------------------------------------------------
 
 
 def test_L03_L12_the_slot_never_moves_backwards_nor_past_released_positions(source: Source) -> None:

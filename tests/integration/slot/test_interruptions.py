@@ -23,7 +23,9 @@ SHUTDOWN_SECONDS = 15.0
 # --- server stopped (C01) ---
 
 
-def test_C01_a_restarted_server_is_taken_up_again(scratch_server: ScratchServer, scratch_source: Source) -> None:
+def test_C01_a_restarted_server_is_taken_up_again(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
     """Fast, immediate, and with the reader's process ended; with rows before, between and after."""
     source = scratch_source
     with source.capture() as capture:
@@ -42,7 +44,9 @@ def test_C01_a_restarted_server_is_taken_up_again(scratch_server: ScratchServer,
     assert source.ids() == list(range(1, 5001))
 
 
-def test_C01_a_server_shuts_down_although_a_target_is_behind(scratch_server: ScratchServer, scratch_source: Source) -> None:
+def test_C01_a_server_shuts_down_although_a_target_is_behind(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
     """It waits until its data was received, not until it is applied, which may be never."""
     source = scratch_source
     with source.capture() as capture:
@@ -62,7 +66,9 @@ def test_C01_a_server_shuts_down_although_a_target_is_behind(scratch_server: Scr
 
 
 def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(source: Source) -> None:
-    """A transaction still open, a rolled back one, a message, an empty commit, many rows with one LSN; each confirmed, and read on from."""
+    """A transaction still open, a rolled back one, a message, an empty commit, many rows with one LSN; each
+    confirmed, and read on from.
+    """
     seen: list[int] = []
     done: Position | None = None
     with source.database.connect() as session:
@@ -79,7 +85,9 @@ def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(sou
         endings: list[Callable[[], None]] = [
             leave_open,
             copy,
-            lambda: source.database.execute("SELECT pg_logical_emit_message(false, 'note', 'not of a transaction')"),
+            lambda: source.database.execute(
+                "SELECT pg_logical_emit_message(false, 'note', 'not of a transaction')"
+            ),
             lambda: source.database.execute("SELECT pg_logical_emit_message(true, 'note', 'of one')"),
             lambda: source.database.execute("BEGIN; SELECT txid_current(); COMMIT"),
             lambda: source.database.execute("BEGIN; INSERT INTO public.t VALUES (-1, 'never'); ROLLBACK"),
@@ -93,12 +101,17 @@ def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(sou
                 assert end is not None
                 seen += source.ids(done, end)
                 done = release(source.spool, "pipeline", end)
-                wait_for(lambda end=end: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed)  # type: ignore[misc]
+                wait_for(
+                    lambda end=end: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed
+                )  # type: ignore[misc]
             source.wait_idle()
     assert seen == list(range(1, 503))
 
 
-HARM: dict[str, Callable[[TcpProxy], None]] = {"cut": lambda network: network.cut(), "half open": lambda network: network.half_open()}
+HARM: dict[str, Callable[[TcpProxy], None]] = {
+    "cut": lambda network: network.cut(),
+    "half open": lambda network: network.half_open(),
+}
 
 
 @pytest.mark.parametrize("harm", HARM)
@@ -119,7 +132,7 @@ def test_C01_a_network_that_fails_is_crossed_again(source: Source, proxy: ProxyF
     assert source.ids() == list(range(1, 3001))
 
 
-# --- refusals that pass, and those that do not (C02) -------------------------------------------------------------------------------
+# --- refusals that pass, and those that do not (C02) --------------------------------------------------------
 
 
 def test_C02_a_server_without_room_for_a_connection_is_tried_again(source: Source) -> None:
@@ -142,7 +155,10 @@ def test_C02_a_server_without_room_for_a_connection_is_tried_again(source: Sourc
 
 @pytest.mark.parametrize(
     ("parameters", "kind"),
-    [({"user": "nobody_of_that_name"}, AuthenticationError), ({"dbname": "no_database_of_that_name"}, AuthenticationError)],
+    [
+        ({"user": "nobody_of_that_name"}, AuthenticationError),
+        ({"dbname": "no_database_of_that_name"}, AuthenticationError),
+    ],
 )
 def test_C02_a_refusal_that_time_cannot_mend_ends_the_capture(
     source: Source, parameters: dict[str, str], kind: type[PenstockError]
@@ -163,14 +179,19 @@ def test_C02_error_for_a_role_that_may_not_replicate_says_so(source: Source) -> 
         source.database.execute(f"DROP ROLE {role}")
 
 
-# --- settings of the role (C06) ------------------------------------------------------------------------------------------------------
+# --- settings of the role (C06) -----------------------------------------------------------------------------
 
 
 @pytest.mark.versions(14, 18)
 def test_C06_timeouts_set_on_the_role_do_not_matter(source: Source, postgres_version: int) -> None:
     role = f"{source.database.name}_hasty"
     source.database.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
-    timeouts = ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
+    timeouts = [
+        "statement_timeout",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+    ]
     timeouts += ["transaction_timeout"] if postgres_version >= 17 else []
     try:
         for timeout in timeouts:
@@ -187,18 +208,24 @@ def test_C06_timeouts_set_on_the_role_do_not_matter(source: Source, postgres_ver
         source.database.execute(f"DROP ROLE {role}")
 
 
-# --- a slow consumer (C07, H08) --------------------------------------------------------------------------------------------------------
+# --- a slow consumer (C07, H08) -----------------------------------------------------------------------------
 
 
 def test_C07_H08_a_full_spool_does_not_cost_the_connection(source: Source) -> None:
     """Three times wal_sender_timeout without reading a byte: keepalives are answered all the same."""
     address = source.address.with_parameters({"options": "-c wal_sender_timeout=1500ms"})
-    limits = CaptureLimits(spool_bytes=100_000, segment_rows=500, buffer_bytes=100_000, quiet_seconds=0.1, watch_seconds=0.5)
+    limits = CaptureLimits(
+        spool_bytes=100_000, segment_rows=500, buffer_bytes=100_000, quiet_seconds=0.1, watch_seconds=0.5
+    )
     with source.capture(limits, address) as capture:
         for low in range(1, 20_001, 500):
             source.insert(low, low + 499, note="x" * 200)
-        wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
-        source.insert(20_001, 40_000, note="x" * 200)  # more than the buffer holds: nothing is read off the socket any more
+        wait_for(
+            lambda: source.status is not None and source.status.state == "full", "a full spool", source.state
+        )
+        source.insert(
+            20_001, 40_000, note="x" * 200
+        )  # more than the buffer holds: nothing is read off the socket any more
         pid = source.active_pid
         assert pid is not None
         deadline = time.monotonic() + 4.5

@@ -87,7 +87,10 @@ class Workload:
         with self._source.database.connect() as connection:
             while not self._ending.wait(0.005):
                 low, count = self.rows + 1, self._choice.choice([1, 1, 10, 10, 100, 100, 5000])
-                connection.execute("INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i", [low, low + count - 1])
+                connection.execute(
+                    "INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i",
+                    [low, low + count - 1],
+                )
                 if self._choice.random() < 0.2:
                     connection.rollback()
                 else:
@@ -138,7 +141,11 @@ def test_an_idle_capture_costs_next_to_nothing(source: Source) -> None:
     """At most 2 % of a core, with the settings that a pipeline has."""
     with captures(source, CaptureLimits()) as processes:
         pid = processes.start()
-        wait_for(lambda: source.status is not None and source.status.lag is not None, "a capture at work", source.state)
+        wait_for(
+            lambda: source.status is not None and source.status.lag is not None,
+            "a capture at work",
+            source.state,
+        )
         process = psutil.Process(pid)
         used, started = process.cpu_times(), time.monotonic()
         time.sleep(IDLE_SECONDS)

@@ -20,10 +20,12 @@ from tests.support.slot.scratch_server import ScratchServer
 from tests.support.slot.source import BEYOND, COPY_AGAIN, QUICK, Source
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
-# --- no room (L13) ---------------------------------------------------------------------------------------------------------------------
+# --- no room (L13) ------------------------------------------------------------------------------------------
 
 
-def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(scratch_server: ScratchServer, scratch_source: Source) -> None:
+def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
     source = scratch_source
     source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
     for number in range(scratch_server.SLOTS):
@@ -47,22 +49,30 @@ def test_L13_a_server_without_a_free_sender_is_tried_again_and_named_with_the_se
     source.insert(1, 5)
     with ExitStack() as readers:
         for _ in range(scratch_server.SENDERS):
-            readers.enter_context(psycopg.connect(source.database.dsn, replication="database", autocommit=True))
+            readers.enter_context(
+                psycopg.connect(source.database.dsn, replication="database", autocommit=True)
+            )
         with source.capture(QUICK) as capture:
             failure = source.trouble("PEN-1214")
-            assert f"exceeds max_wal_senders (currently {scratch_server.SENDERS})" in failure.message.replace('"', "")
+            assert f"exceeds max_wal_senders (currently {scratch_server.SENDERS})" in failure.message.replace(
+                '"', ""
+            )
             assert failure.hint is not None
-            assert failure.hint.endswith("or ALTER SYSTEM SET max_wal_senders to more; then restart the server")
+            assert failure.hint.endswith(
+                "or ALTER SYSTEM SET max_wal_senders to more; then restart the server"
+            )
             readers.close()
             assert capture.wait_until(source.insert(6, 10), DEADLINE_SECONDS), source.state()
     assert source.ids() == list(range(1, 11))
 
 
-# --- invalidated (L06, L07) ------------------------------------------------------------------------------------------------------------
+# --- invalidated (L06, L07) ---------------------------------------------------------------------------------
 
 
 @pytest.mark.versions(14, 16, 18)
-def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(scratch_server: ScratchServer, scratch_source: Source) -> None:
+def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
     source = scratch_source
     end = source.capture_all(1, 10)
     release(source.spool, "pipeline", end)
@@ -72,7 +82,9 @@ def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(scratc
     scratch_server.fill_log(6)
     error = source.failure()
     # Postgres 16 has a column for invalidated slots, and the reason only since 17.
-    assert str(error) == invalidated(source, UNKNOWN if scratch_server.postgres.version == 16 else REMOVED, confirmed)
+    assert str(error) == invalidated(
+        source, UNKNOWN if scratch_server.postgres.version == 16 else REMOVED, confirmed
+    )
     assert source.failure().code == "PEN-1204", "it persists"
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
@@ -88,16 +100,18 @@ def test_L06_a_slot_invalidated_after_its_idle_timeout_is_reported_with_the_reas
     scratch_server.set(idle_replication_slot_timeout="1s")
     wait_for(lambda: _is_invalidated(scratch_server, source), "an invalidated slot", lambda: None)
     error = source.failure()
-    assert str(error) == invalidated(source, "idle_timeout): it was not read for longer than idle_replication_slot_timeout", confirmed)
+    assert str(error) == invalidated(
+        source, "idle_timeout): it was not read for longer than idle_replication_slot_timeout", confirmed
+    )
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
 
 
 def _is_invalidated(scratch_server: ScratchServer, source: Source) -> bool:
     scratch_server.fill_log(1)
-    return source.database.query("SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [
-        ("idle_timeout",)
-    ]
+    return source.database.query(
+        "SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = %s", source.slot
+    ) == [("idle_timeout",)]
 
 
 def test_L07_a_slot_invalidated_under_a_running_capture_ends_it_at_the_next_start(
@@ -111,7 +125,9 @@ def test_L07_a_slot_invalidated_under_a_running_capture_ends_it_at_the_next_star
     with source.capture(limits) as capture:
         for low in range(1, 5001, 500):
             source.insert(low, low + 499, note="x" * 200)
-        wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
+        wait_for(
+            lambda: source.status is not None and source.status.state == "full", "a full spool", source.state
+        )
         scratch_server.set(max_slot_wal_keep_size="16MB")
         scratch_server.fill_log(6)
         source.insert(5001, 5010)
@@ -135,12 +151,19 @@ def drain(source: Source, capture: SpoolCapture, taken: list[int]) -> None:
         capture.wait_until(BEYOND, 0.2)
 
 
-REMOVED = "wal_removed): WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size"
-UNKNOWN = "conflicting): WAL or catalog rows that were still needed have been removed; this version of Postgres does not report which"
+REMOVED = (
+    "wal_removed): WAL that was still needed has been removed, since the slot held back more than "
+    "max_slot_wal_keep_size"
+)
+UNKNOWN = (
+    "conflicting): WAL or catalog rows that were still needed have been removed; this version of "
+    "Postgres does not report which"
+)
 
 
 def invalidated(source: Source, reason: str, confirmed: Position) -> str:
     return (
-        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; what committed after {confirmed} can no longer be read\n"
+        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; what committed after "
+        f"{confirmed} can no longer be read\n"
         f"  fix: SELECT pg_drop_replication_slot('{source.slot}'); then {COPY_AGAIN}"
     )

@@ -24,7 +24,8 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     monkeypatch.setattr(snapshot_round, "_WATCH_SECONDS", 0.1)
     captured = Captured(scratch_server.create_database(), tmp_path / "spool")
     captured.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, repeat('x', 700) FROM generate_series(1, 100) g"
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT g, repeat('x', 700) FROM generate_series(1, 100) g",
     )
     sink = FileSink(tmp_path / "lake")
     copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)

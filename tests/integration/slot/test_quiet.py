@@ -39,7 +39,9 @@ def consumed(source: Source) -> Iterator[SpoolCapture]:
 
 
 def assert_slot_reaches(source: Source, end: Position) -> None:
-    wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: (source.confirmed, source.state()))
+    wait_for(
+        lambda: source.confirmed >= end, f"the slot at {end}", lambda: (source.confirmed, source.state())
+    )
 
 
 @pytest.mark.versions(14, 18)
@@ -53,7 +55,9 @@ def test_H01_the_slot_advances_while_only_other_tables_are_busy(source: Source) 
 
 
 @pytest.mark.versions(14, 18)
-def test_H02_the_slot_advances_while_only_another_database_is_busy(source: Source, postgres_server: PostgresServer) -> None:
+def test_H02_the_slot_advances_while_only_another_database_is_busy(
+    source: Source, postgres_server: PostgresServer
+) -> None:
     other = postgres_server.create_database()
     try:
         other.execute("CREATE TABLE busy (id bigint)")
@@ -74,7 +78,9 @@ CHECKPOINTS: list[Callable[[Source], None]] = [
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("write", CHECKPOINTS, ids=["checkpoint", "switch"])
-def test_H03_the_slot_advances_when_only_the_server_itself_writes(source: Source, write: Callable[[Source], None]) -> None:
+def test_H03_the_slot_advances_when_only_the_server_itself_writes(
+    source: Source, write: Callable[[Source], None]
+) -> None:
     with consumed(source) as capture:
         write(source)
         end = Position.parse(source.database.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])

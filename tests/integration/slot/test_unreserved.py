@@ -1,4 +1,6 @@
-"""A slot beyond max_slot_wal_keep_size before the next checkpoint: every report warns, and nothing is lost."""
+"""A slot beyond max_slot_wal_keep_size before the next checkpoint: every report warns, and nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ from tests.support.slot.source import Source
 from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 CODE = "PEN-1220"
-FIX = "let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();"
+FIX = (
+    "let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; "
+    "SELECT pg_reload_conf();"
+)
 
 
 @pytest.fixture
 def patient(postgres_version: int) -> Iterator[ScratchServer]:
     """A server without checkpoints of its own during the test."""
     with server_directory() as directory:
-        server = ScratchServer(directory, postgres_version, {"max_wal_size": "4GB", "checkpoint_timeout": "1h"})
+        server = ScratchServer(
+            directory, postgres_version, {"max_wal_size": "4GB", "checkpoint_timeout": "1h"}
+        )
         with server.postgres:
             yield server
 
@@ -51,12 +58,17 @@ def strained(patient: ScratchServer, tmp_path: Path) -> Iterator[Source]:
 
 
 def wal_status(source: Source) -> str:
-    return str(source.database.query("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", source.slot)[0][0])
+    return str(
+        source.database.query(
+            "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", source.slot
+        )[0][0]
+    )
 
 
 def reason(source: Source) -> str:
     return (
-        f"slot {source.slot} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it still needs, "
+        f"slot {source.slot} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may "
+        "remove what it still needs, "
         "and invalidate it"
     )
 
@@ -84,15 +96,23 @@ def test_L06_a_slot_that_the_next_checkpoint_may_invalidate_is_reported_before_t
     config = load_config(path)
     assert f"{CODE}: {reason(source)}; fix: {FIX}" in inspect_status(config).warnings
     with connect(source.address) as connection:
-        assert [str(risk) for risk in source_adapter(config).inspect_risks(connection)] == [f"{CODE}: {reason(source)}\n  fix: {FIX}"]
+        assert [str(risk) for risk in source_adapter(config).inspect_risks(connection)] == [
+            f"{CODE}: {reason(source)}\n  fix: {FIX}"
+        ]
     with caplog.at_level(logging.WARNING), source.capture() as capture:
         assert capture.wait_until(source.position, DEADLINE_SECONDS), source.state()
     (record,) = [record for record in caplog.records if record.getMessage() == "the slot may be invalidated"]
-    assert (record.__dict__["code"], record.__dict__["reason"], record.__dict__["fix"]) == (CODE, reason(source), FIX)
+    assert (record.__dict__["code"], record.__dict__["reason"], record.__dict__["fix"]) == (
+        CODE,
+        reason(source),
+        FIX,
+    )
     assert source.ids() == list(range(11, 21)), "and those before were released"
 
 
-def test_L06_the_remedy_saves_the_slots_wal_from_the_checkpoint(patient: ScratchServer, strained: Source) -> None:
+def test_L06_the_remedy_saves_the_slots_wal_from_the_checkpoint(
+    patient: ScratchServer, strained: Source
+) -> None:
     source = strained
     for statement in FIX.partition(": ")[2].split("; "):
         source.database.execute(statement)

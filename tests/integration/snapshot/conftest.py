@@ -34,7 +34,9 @@ def copying(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def copying_on_spark(spark: SparkSession, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copying:
+def copying_on_spark(
+    spark: SparkSession, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Copying:
     """The same as the product does it: into Delta tables, by executors."""
     from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
     from penstock.sinks.delta.sink import DeltaSink

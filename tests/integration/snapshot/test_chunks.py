@@ -31,7 +31,9 @@ print(file.rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) *
 """
 
 
-def test_N16_memory_is_that_of_the_largest_row_however_many_there_are(database: Database, tmp_path: Path) -> None:
+def test_N16_memory_is_that_of_the_largest_row_however_many_there_are(
+    database: Database, tmp_path: Path
+) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     database.execute(f"INSERT INTO t SELECT g, repeat('x', {ROW_BYTES}) FROM generate_series(1, {ROWS}) g")
     address = SourceAddress.parse(database.dsn)
@@ -56,7 +58,10 @@ def test_N08_a_reader_that_stops_early_leaves_no_transaction_behind(database: Da
 
 
 def _readers(database: Database) -> list[tuple[object, ...]]:
-    mine = "application_name LIKE 'penstock snapshot%' AND backend_type = 'client backend' AND datname = current_database()"
+    mine = (
+        "application_name LIKE 'penstock snapshot%' AND backend_type = 'client backend' AND datname = "
+        "current_database()"
+    )
     return database.query(f"SELECT pid FROM pg_stat_activity WHERE {mine}")
 
 

@@ -30,7 +30,9 @@ def test_texts_are_unchanged_and_differ_from_null(database: Database) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 3, 1000])
-def test_blocks_may_end_after_any_row(database: Database, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+def test_blocks_may_end_after_any_row(
+    database: Database, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
     monkeypatch.setattr(copying, "_BLOCK_BYTES", block_bytes)
     assert _through_table(database, AWKWARD) == [AWKWARD, AWKWARD[::-1]]
 
@@ -49,7 +51,10 @@ def test_other_threads_run_while_the_server_has_nothing_to_send_yet(database: Da
         turning = pool.submit(turn)
         try:
             # A long row is sent at once; the next row arrives late.
-            late = "SELECT CASE g WHEN 1 THEN repeat('x', 100000) ELSE pg_sleep(1)::text END FROM generate_series(1, 2) g"
+            late = (
+                "SELECT CASE g WHEN 1 THEN repeat('x', 100000) ELSE pg_sleep(1)::text END "
+                "FROM generate_series(1, 2) g"
+            )
             assert _read(database, late, 1) == [["x" * 100_000, ""]]
         finally:
             over.set()

@@ -25,14 +25,22 @@ from tests.support.snapshot.tables import KEYS
 
 
 def test_N03_a_key_of_any_type_finds_its_row_and_no_other(database: Database) -> None:
-    database.execute("CREATE TYPE mood AS ENUM ('so so', 'fine'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN code AS char(2)")
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('so so', 'fine'); CREATE TYPE pair AS (a int, b text); "
+        "CREATE DOMAIN code AS char(2)"
+    )
     for name, (type_name, values, _) in KEYS.items():
         rows = ", ".join(f"({value}, {number})" for number, value in enumerate(values))
-        database.execute(f'CREATE TABLE "{name}" (k {type_name} PRIMARY KEY, number int); INSERT INTO "{name}" VALUES {rows}')
+        database.execute(
+            f'CREATE TABLE "{name}" (k {type_name} PRIMARY KEY, number int); '
+            f'INSERT INTO "{name}" VALUES {rows}'
+        )
     with _exported(database) as snapshot:
         for name, (_, _, asked) in KEYS.items():
             outline = _outline(database, name)
-            exact = [text if text in ("NaN", "Infinity", "infinity") or " BC" in text else None for text in asked]
+            exact = [
+                text if text in ("NaN", "Infinity", "infinity") or " BC" in text else None for text in asked
+            ]
             if outline.schema.columns[0].arrow_type in (pa.string(), pa.float64()):
                 exact = [None] * len(asked)
             found = _read(database, snapshot, outline, [asked], [exact])
@@ -41,14 +49,21 @@ def test_N03_a_key_of_any_type_finds_its_row_and_no_other(database: Database) ->
 
 def test_N05_a_composite_key_finds_its_row(database: Database) -> None:
     database.execute('CREATE TABLE t ("The Key" text, k0 int, n bigint, t text, PRIMARY KEY ("The Key", k0))')
-    database.execute("INSERT INTO t SELECT 'k' || g % 100, g, g, 'v' || g FROM generate_series(1, 20000) g; ANALYZE t")
+    database.execute(
+        "INSERT INTO t SELECT 'k' || g % 100, g, g, 'v' || g FROM generate_series(1, 20000) g; ANALYZE t"
+    )
     with _exported(database) as snapshot:
-        found = _read(database, snapshot, _outline(database, "t"), [["k7", "k8", "k7"], ["107", "107", "99999"]])
+        found = _read(
+            database, snapshot, _outline(database, "t"), [["k7", "k8", "k7"], ["107", "107", "99999"]]
+        )
     assert [row["n"] for row in found] == [107]
 
 
 def test_N03_keys_that_only_the_server_takes_for_the_same_bring_a_row_once(database: Database) -> None:
-    database.execute("CREATE TABLE t (k numeric, i interval, PRIMARY KEY (k, i)); INSERT INTO t VALUES (1.00, '1 day'), (2, '1 day')")
+    database.execute(
+        "CREATE TABLE t (k numeric, i interval, PRIMARY KEY (k, i)); "
+        "INSERT INTO t VALUES (1.00, '1 day'), (2, '1 day')"
+    )
     with _exported(database) as snapshot:
         outline = _outline(database, "t", policy=TypePolicy("string"))
         asked = [["1", "1.00", "1.00", "1.0", "2.0"], ["P1D", "PT24H", "P1D", "P1D", "P1D"]]
@@ -57,13 +72,20 @@ def test_N03_keys_that_only_the_server_takes_for_the_same_bring_a_row_once(datab
 
 def test_keys_are_found_by_their_index(database: Database) -> None:
     database.execute("CREATE TABLE t (a varchar(20), b numeric(10,2), v text, PRIMARY KEY (a, b))")
-    database.execute("INSERT INTO t SELECT 'k' || g, g / 100.0, 'v' FROM generate_series(1, 5000) g; ANALYZE t")
+    database.execute(
+        "INSERT INTO t SELECT 'k' || g, g / 100.0, 'v' FROM generate_series(1, 5000) g; ANALYZE t"
+    )
     outline = _outline(database, "t")
-    texts = [pa.array([f"k{number}" for number in range(1, 3000)]), pa.array([str(number / 100) for number in range(1, 3000)])]
+    texts = [
+        pa.array([f"k{number}" for number in range(1, 3000)]),
+        pa.array([str(number / 100) for number in range(1, 3000)]),
+    ]
     with database.connect() as connection:
         for setting in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin"):
             connection.execute(f"SET LOCAL {setting} = off".encode())
-        plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {keys_statement(outline, texts)}".encode()))
+        plan = "\n".join(
+            row[0] for row in connection.execute(f"EXPLAIN {keys_statement(outline, texts)}".encode())
+        )
     assert "Index Cond" in plan
     assert "t_pkey" in plan
     assert "Seq Scan" not in plan
@@ -72,7 +94,11 @@ def test_keys_are_found_by_their_index(database: Database) -> None:
 @pytest.mark.versions(15)
 @pytest.mark.parametrize(
     ("extension", "type_name", "value"),
-    [("citext", "citext", "'Key' || g"), ("ltree", "ltree", "('top.Key' || g)::ltree"), ("citext", "word", "'Key' || g")],
+    [
+        ("citext", "citext", "'Key' || g"),
+        ("ltree", "ltree", "('top.Key' || g)::ltree"),
+        ("citext", "word", "'Key' || g"),
+    ],
 )
 def test_a_key_of_an_extension_type_is_found_by_the_operator_of_its_index(
     database: Database, extension: str, type_name: str, value: str
@@ -80,7 +106,10 @@ def test_a_key_of_an_extension_type_is_found_by_the_operator_of_its_index(
     database.execute(f"CREATE EXTENSION {extension}")
     if type_name == "word":
         database.execute("CREATE DOMAIN word AS citext")
-    database.execute(f"CREATE TABLE t (k {type_name} PRIMARY KEY, n int); INSERT INTO t SELECT {value}, g FROM generate_series(1, 5000) g")
+    database.execute(
+        f"CREATE TABLE t (k {type_name} PRIMARY KEY, n int); "
+        f"INSERT INTO t SELECT {value}, g FROM generate_series(1, 5000) g"
+    )
     outline = _outline(database, "t")
     prefix = "top.Key" if type_name == "ltree" else "Key"
     asked = [f"{prefix}{number}" for number in range(1, 200)]
@@ -90,15 +119,21 @@ def test_a_key_of_an_extension_type_is_found_by_the_operator_of_its_index(
     with connect(SourceAddress.parse(database.dsn)) as connection:
         for setting in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin"):
             connection.execute(f"SET {setting} = off".encode())
-        explained = connection.execute(f"EXPLAIN {keys_statement(outline, [pa.array(asked)])}".encode()).fetchall()
+        explained = connection.execute(
+            f"EXPLAIN {keys_statement(outline, [pa.array(asked)])}".encode()
+        ).fetchall()
     plan = "\n".join(str(row) for row in explained)
     assert "Index Cond" in plan
     assert "Seq Scan" not in plan
 
 
 @pytest.mark.versions(15)
-def test_a_key_is_found_though_its_type_separates_values_of_an_array_by_another_sign(database: Database) -> None:
-    """As PostGIS has it: an extension's operator class of a type whose delimiter is no comma, here that of `box`."""
+def test_a_key_is_found_though_its_type_separates_values_of_an_array_by_another_sign(
+    database: Database,
+) -> None:
+    """As PostGIS has it: an extension's operator class of a type whose delimiter is no comma, here that of
+    `box`.
+    """
     database.execute(
         """
         CREATE EXTENSION citext;
@@ -127,7 +162,9 @@ def test_a_key_is_found_though_its_type_separates_values_of_an_array_by_another_
 def test_an_operator_that_no_superuser_owns_is_never_run(database: Database, roles: Roles) -> None:
     owner = roles.create("owner")
     database.execute(f"CREATE EXTENSION ltree; ALTER FUNCTION ltree_eq OWNER TO {owner}")
-    database.execute("CREATE TABLE t (k ltree PRIMARY KEY, n int); INSERT INTO t VALUES ('top.a', 1), ('top.b', 2)")
+    database.execute(
+        "CREATE TABLE t (k ltree PRIMARY KEY, n int); INSERT INTO t VALUES ('top.a', 1), ('top.b', 2)"
+    )
     outline = _outline(database, "t")
     assert "OPERATOR" not in keys_statement(outline, [pa.array(["top.a"])])
     with _exported(database) as snapshot:
@@ -138,7 +175,8 @@ def test_an_operator_that_no_superuser_owns_is_never_run(database: Database, rol
 @pytest.mark.versions(15)
 def test_another_operator_of_the_same_name_is_not_taken_for_that_of_the_index(database: Database) -> None:
     database.execute(
-        "CREATE EXTENSION citext; CREATE DOMAIN word AS citext; CREATE TABLE t (k word PRIMARY KEY); INSERT INTO t VALUES ('a')"
+        "CREATE EXTENSION citext; CREATE DOMAIN word AS citext; CREATE TABLE t (k word PRIMARY KEY); "
+        "INSERT INTO t VALUES ('a')"
     )
     database.execute(
         "CREATE FUNCTION theirs(word, word) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN RAISE 'run'; END $$;"
@@ -151,7 +189,8 @@ def test_another_operator_of_the_same_name_is_not_taken_for_that_of_the_index(da
 def test_N15_keys_of_a_partitioned_table_are_found_in_every_leaf(database: Database) -> None:
     database.execute("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
     database.execute(
-        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100); CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)"
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100); "
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)"
     )
     database.execute("INSERT INTO p SELECT g, 'v' || g FROM generate_series(1, 199) g")
     with _exported(database) as snapshot:
@@ -165,8 +204,13 @@ def test_N15_keys_of_a_partitioned_table_are_found_in_every_leaf(database: Datab
 
 
 def test_N09_the_row_filter_holds_for_keys_too(database: Database) -> None:
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, n text, secret text); INSERT INTO t VALUES (1, 'EU', 's'), (2, 'US', 's')")
-    database.execute("ALTER TABLE t REPLICA IDENTITY FULL; CREATE PUBLICATION p FOR TABLE t (id, n) WHERE (n = 'EU')")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n text, secret text); "
+        "INSERT INTO t VALUES (1, 'EU', 's'), (2, 'US', 's')"
+    )
+    database.execute(
+        "ALTER TABLE t REPLICA IDENTITY FULL; CREATE PUBLICATION p FOR TABLE t (id, n) WHERE (n = 'EU')"
+    )
     with _exported(database) as snapshot:
         found = _read(database, snapshot, _outline(database, "t", "p"), [["1", "2"]])
     assert found == [{"id": 1, "n": "EU", "_exact": None}]
@@ -196,18 +240,24 @@ DIFFERENCES = {
     "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (w)": "its key changed",
     "TRUNCATE t": "it was rewritten or emptied",
     "VACUUM FULL t": "it was rewritten or emptied",
-    "ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t WHERE (id > 0)": "it left the publication and came back",
+    "ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t WHERE (id > 0)": "it left the "
+    "publication and came back",
     "ALTER PUBLICATION p SET TABLE t WHERE (id > 1)": "its row filter changed",
     "ALTER PUBLICATION p SET TABLE t (id, v) WHERE (id > 0)": "its columns changed",
-    "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, w int UNIQUE, v text)": "it was dropped and created again",
-    "ALTER TABLE t ALTER w SET DEFAULT 5; UPDATE t SET id = 2; ALTER TABLE t RENAME CONSTRAINT t_pkey TO o; CREATE INDEX ON t (v)": None,
+    "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, w int UNIQUE, v text)": "it was dropped and created "
+    "again",
+    "ALTER TABLE t ALTER w SET DEFAULT 5; UPDATE t SET id = 2; "
+    "ALTER TABLE t RENAME CONSTRAINT t_pkey TO o; CREATE INDEX ON t (v)": None,
 }
 
 
 def test_chunks_of_two_moments_that_do_not_fit_are_detected(database: Database) -> None:
     found = {}
     for statements in DIFFERENCES:
-        database.execute("CREATE TABLE t (id int PRIMARY KEY, w int NOT NULL UNIQUE, v text); INSERT INTO t VALUES (1, 1, 'a')")
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, w int NOT NULL UNIQUE, v text); "
+            "INSERT INTO t VALUES (1, 1, 'a')"
+        )
         database.execute("CREATE PUBLICATION p FOR TABLE t WHERE (id > 0)")
         before = _outline(database, "t", "p")
         for each in statements.split("; "):
@@ -238,7 +288,9 @@ def _table(database: Database, name: str) -> CatalogTable:
         return next(table for table in inspect_tables(connection) if table.name == TableName("public", name))
 
 
-def _outline(database: Database, name: str, publication: str | None = None, policy: TypePolicy | None = None) -> CopyFingerprint:
+def _outline(
+    database: Database, name: str, publication: str | None = None, policy: TypePolicy | None = None
+) -> CopyFingerprint:
     with connect(SourceAddress.parse(database.dsn)) as connection:
         return inspect_outline(connection, _table(database, name), policy, publication).outline
 

@@ -36,13 +36,19 @@ print(file.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_N16_memory_is_bounded_by_rows_not_by_the_chunk(database: Database, tmp_path: Path) -> None:
-    database.execute("CREATE TABLE huge (id int PRIMARY KEY, v text); ALTER TABLE huge ALTER v SET STORAGE EXTERNAL")
+    database.execute(
+        "CREATE TABLE huge (id int PRIMARY KEY, v text); ALTER TABLE huge ALTER v SET STORAGE EXTERNAL"
+    )
     for number in range(_ROWS):
         database.execute(f"INSERT INTO huge SELECT {number}, repeat('{number % 10}', {_ROW_BYTES})")
     script = tmp_path / "read.py"
     script.write_text(textwrap.dedent(_SCRIPT), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script), database.dsn, str(tmp_path)], capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, str(script), database.dsn, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     rows, peak_kib = map(int, done.stdout.split())

@@ -1,4 +1,6 @@
-"""Functions of a table's owner are not run by the role that reads the table, where Postgres leaves a choice."""
+"""Functions of a table's owner are not run by the role that reads the table, where Postgres leaves a
+choice.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tabl
 from penstock.postgres.chunks import Chunk, has_older_row, plan_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.consistent_read import hold_consistent_read
-from penstock.postgres.polled_tables import PolledTable, Window, check_cursor, inspect_cursors, inspect_highest, read_window
+from penstock.postgres.polled_tables import (
+    PolledTable,
+    Window,
+    check_cursor,
+    inspect_cursors,
+    inspect_highest,
+    read_window,
+)
 from penstock.postgres.rows_by_key import KeyBatch, read_keys
 from penstock.postgres.snapshot_export import inspect_outline
 from penstock.schema import TableName
@@ -58,7 +67,9 @@ class Owned:
 def owned(database: Database, roles: Roles) -> Owned:
     owner, reader = roles.create("owner"), roles.create("reader")
     database.execute(f"CREATE SCHEMA own AUTHORIZATION {owner}; GRANT USAGE ON SCHEMA own TO {reader}")
-    database.execute(f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA own GRANT SELECT ON TABLES TO {reader}")
+    database.execute(
+        f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA own GRANT SELECT ON TABLES TO {reader}"
+    )
     made = Owned(roles.address(owner), roles.address(reader))
     made.do(SPY, "CREATE TABLE own.t (id int PRIMARY KEY, v text)", "INSERT INTO own.t VALUES (1, 'one')")
     return made
@@ -78,7 +89,9 @@ def test_a_view_in_the_place_of_a_table_is_not_read_as_its_chunk(owned: Owned) -
         read_chunks(owned, chunk)
 
 
-def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_as_a_partition(owned: Owned, database: Database) -> None:
+def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_as_a_partition(
+    owned: Owned, database: Database
+) -> None:
     table = owned.table("t")
     with connect(owned.reader) as connection:
         outline = inspect_outline(connection, table).outline
@@ -87,13 +100,17 @@ def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_as_a_partition(ow
     owned.do(VIEW)
     with pytest.raises(TableRewrittenError, match="renamed or replaced"):
         list(read_keys(owned.reader, None, outline, [one]))
-    owned.do("ALTER TABLE own.kept RENAME TO other", "ALTER VIEW own.t RENAME TO kept")  # as between two catalog reads
+    owned.do(
+        "ALTER TABLE own.kept RENAME TO other", "ALTER VIEW own.t RENAME TO kept"
+    )  # as between two catalog reads
     with connect(owned.reader) as connection:
         connection.execute("SELECT 1")
         assert has_older_row(connection, table.oid, table.oid, 1 << 40) in (None, False)
 
 
-def test_a_view_created_after_the_lock_is_refused_by_the_server(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_created_after_the_lock_is_refused_by_the_server(
+    owned: Owned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who owns the schema can rename that without a lock on the table."""
     chunk = owned.chunk("t")
     owned.do(VIEW)
@@ -110,8 +127,10 @@ def typed(owned: Owned) -> Owned:
         "CREATE DOMAIN own.deep AS own.code CHECK (own.spy(VALUE) <> 'no')",
         "CREATE TABLE own.k (m own.mood, d own.deep, v text, c own.code NOT NULL, PRIMARY KEY (m, d))",
         "INSERT INTO own.k VALUES ('good', 'x', 'found', 'x'), ('bad', 'x', 'not asked for', 'x')",
-        "CREATE FUNCTION own.to_mood(text) RETURNS own.mood LANGUAGE plpgsql AS $$BEGIN PERFORM own.spy($1); RETURN 'bad'; END$$",
-        "CREATE FUNCTION own.to_text(own.mood) RETURNS text LANGUAGE plpgsql AS $$BEGIN RETURN own.spy('good'); END$$",
+        "CREATE FUNCTION own.to_mood(text) RETURNS own.mood LANGUAGE plpgsql "
+        "AS $$BEGIN PERFORM own.spy($1); RETURN 'bad'; END$$",
+        "CREATE FUNCTION own.to_text(own.mood) RETURNS text LANGUAGE plpgsql "
+        "AS $$BEGIN RETURN own.spy('good'); END$$",
         "CREATE CAST (text AS own.mood) WITH FUNCTION own.to_mood(text)",
         "CREATE CAST (own.mood AS text) WITH FUNCTION own.to_text(own.mood)",
     )
@@ -121,16 +140,21 @@ def typed(owned: Owned) -> Owned:
 def test_rows_are_read_by_key_without_casts_and_checks_of_the_types_owner(typed: Owned) -> None:
     with connect(typed.reader) as connection:
         outline = inspect_outline(connection, typed.table("k")).outline
-    keys = KeyBatch((pa.array(["good"]), pa.array(["x"])), (pa.array([None], pa.string()), pa.array([None], pa.string())))
+    keys = KeyBatch(
+        (pa.array(["good"]), pa.array(["x"])), (pa.array([None], pa.string()), pa.array([None], pa.string()))
+    )
     (row,) = [row for batch in read_keys(typed.reader, None, outline, [keys]) for row in batch.to_pylist()]
     assert row["v"] == "found"
 
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize(
-    ("type_name", "key"), [("own.pair", "(1,x)"), ("own.span", "[x,y)"), ("own.spans", "{[x,y)}"), ("own.wrapped", "(1,x)")]
+    ("type_name", "key"),
+    [("own.pair", "(1,x)"), ("own.span", "[x,y)"), ("own.spans", "{[x,y)}"), ("own.wrapped", "(1,x)")],
 )
-def test_rows_are_read_by_key_without_checks_of_domains_inside_of_their_types(typed: Owned, type_name: str, key: str) -> None:
+def test_rows_are_read_by_key_without_checks_of_domains_inside_of_their_types(
+    typed: Owned, type_name: str, key: str
+) -> None:
     typed.do(
         "CREATE TYPE own.pair AS (n int, c own.code)",
         "CREATE TYPE own.span AS RANGE (subtype = own.code, multirange_type_name = own.spans)",
@@ -141,7 +165,9 @@ def test_rows_are_read_by_key_without_checks_of_domains_inside_of_their_types(ty
     with connect(typed.reader) as connection:
         outline = inspect_outline(connection, typed.table("n")).outline
     keys = KeyBatch((pa.array([key, "other"]),), (pa.array([None, None], pa.string()),))
-    assert [row["v"] for batch in read_keys(typed.reader, None, outline, [keys]) for row in batch.to_pylist()] == ["found"]
+    assert [
+        row["v"] for batch in read_keys(typed.reader, None, outline, [keys]) for row in batch.to_pylist()
+    ] == ["found"]
 
 
 def test_a_table_is_polled_without_checks_of_the_types_owner(typed: Owned) -> None:
@@ -152,4 +178,7 @@ def test_a_table_is_polled_without_checks_of_the_types_owner(typed: Owned) -> No
         with hold_consistent_read(connection, [table.name]) as moment:
             assert inspect_highest(connection, polled) == "x"
             window = Window(low="x")
-            assert sum(len(block.versions) for block in read_window(connection, polled, window, window, moment)) == 2
+            assert (
+                sum(len(block.versions) for block in read_window(connection, polled, window, window, moment))
+                == 2
+            )

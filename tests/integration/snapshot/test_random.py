@@ -17,12 +17,14 @@ RUNS = int(os.environ.get("PENSTOCK_TEST_SNAPSHOT_RUNS", "3"))
 # Tables of different kinds, each with statements that change it at random; {0} is the table, {1} a number.
 KINDS: dict[str, tuple[str, list[str]]] = {
     "plain": (
-        f"CREATE TABLE {{0}} (id int PRIMARY KEY, n int, v text); INSERT INTO {{0}} SELECT g, 0, {WIDE} FROM generate_series(1, 80) g",
+        (f"CREATE TABLE {{0}} (id int PRIMARY KEY, n int, v text); "
+            f"INSERT INTO {{0}} SELECT g, 0, {WIDE} FROM generate_series(1, 80) g"),
         [
             "UPDATE {0} SET n = n + 1, v = 'short' WHERE id % 7 = {1} % 7",
             "DELETE FROM {0} WHERE id % 13 = {1} % 13",
             "UPDATE {0} SET id = id + 1000 + {1} WHERE id % 17 = {1} % 17 AND id < 1000",
-            f"INSERT INTO {{0}} SELECT 100000 + {{1}} * 100 + g, 0, {WIDE} FROM generate_series(1, 15) g ON CONFLICT DO NOTHING",
+            (f"INSERT INTO {{0}} SELECT 100000 + {{1}} * 100 + g, 0, {WIDE} FROM generate_series(1, 15) g "
+                "ON CONFLICT DO NOTHING"),
             f"UPDATE {{0}} SET v = {WIDE} FROM generate_series({{1}}, {{1}} + 10) g WHERE id = g",
         ],
     ),
@@ -34,7 +36,8 @@ KINDS: dict[str, tuple[str, list[str]]] = {
             "UPDATE {0} SET b = b + 0.000 WHERE b > {1} % 5",
             "UPDATE {0} SET b = b + 100 WHERE b > {1} % 5 AND b < {1} % 5 + 1",
             "DELETE FROM {0} WHERE b * 8 % 11 = {1} % 11",
-            "INSERT INTO {0} SELECT '', CASE g WHEN 1 THEN 'NaN' ELSE {1} % 9.0 END FROM generate_series(1, 2) g ON CONFLICT DO NOTHING",
+            ("INSERT INTO {0} SELECT '', CASE g WHEN 1 THEN 'NaN' ELSE {1} % 9.0 END "
+                "FROM generate_series(1, 2) g ON CONFLICT DO NOTHING"),
         ],
     ),
     "parted": (
@@ -45,7 +48,8 @@ KINDS: dict[str, tuple[str, list[str]]] = {
             "UPDATE {0} SET part = 1 - part WHERE id % 5 = {1} % 5",
             "DELETE FROM {0} WHERE id % 11 = {1} % 11",
             "UPDATE {0} SET v = 'x' || {1} WHERE id % 3 = {1} % 3",
-            "INSERT INTO {0} SELECT 1000 + {1} * 10 + g, g % 3, 'new' FROM generate_series(1, 6) g ON CONFLICT DO NOTHING",
+            ("INSERT INTO {0} SELECT 1000 + {1} * 10 + g, g % 3, 'new' FROM generate_series(1, 6) g "
+                "ON CONFLICT DO NOTHING"),
         ],
     ),
 }  # fmt: skip
@@ -67,20 +71,26 @@ def test_N03_random_writes_and_interruptions_end_equal_to_the_source(copying: Co
         for table in choices.sample(list(tables), choices.randrange(len(tables) + 1)):
             with writing, copying.captured.transaction():
                 for _ in range(choices.randrange(1, 4)):
-                    copying.captured.execute(choices.choice(KINDS[tables[table]][1]).format(table, choices.randrange(1000)))
+                    copying.captured.execute(
+                        choices.choice(KINDS[tables[table]][1]).format(table, choices.randrange(1000))
+                    )
 
     chunks, troubles = 0, list[str]()
     for _ in range(choices.randrange(2, 5)):
         watcher = Watcher()
         watcher.after_chunk = _sometimes(choices, write)
-        copying.run(*tables, watcher=watcher, chunks=choices.randrange(1, 8), hold_seconds=choices.choice([None, 0.0]))
+        copying.run(
+            *tables, watcher=watcher, chunks=choices.randrange(1, 8), hold_seconds=choices.choice([None, 0.0])
+        )
         chunks += len(watcher.read)
         write()
         troubles += watcher.troubles
     watcher, failures = copying.run(*tables)
     assert failures == {}
     assert chunks > 0
-    assert not [trouble for trouble in troubles + watcher.troubles if "starts again" in trouble], "nothing was rewritten"
+    assert not [trouble for trouble in troubles + watcher.troubles if "starts again" in trouble], (
+        "nothing was rewritten"
+    )
     copying.assert_exact(*tables)
 
 

@@ -41,7 +41,11 @@ class _CrashError(BaseException):
 def box(lake: Path, policy: RefusedPolicy = RefusedPolicy.DEAD_LETTERS) -> DeadLetterQueue:
     """As a run opens it."""
     made = DeadLetterQueue(
-        DeadLetterStore(lake, PIPELINE), LocalExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, reject_inexact=True
+        DeadLetterStore(lake, PIPELINE),
+        LocalExecutors(),
+        policy_of=lambda _: policy,
+        mode_of=lambda _: Mode.MIRROR,
+        reject_inexact=True,
     )
     made.begin({})
     return made
@@ -50,7 +54,8 @@ def box(lake: Path, policy: RefusedPolicy = RefusedPolicy.DEAD_LETTERS) -> DeadL
 def make(copying: Copying, table: str) -> TableName:
     copying.captured.execute(
         f"CREATE TABLE {table} (id int PRIMARY KEY, n numeric, v text)",
-        f"INSERT INTO {table} SELECT g, CASE WHEN g % 5 = 0 THEN 'NaN' ELSE g::numeric END, repeat(md5(g::text), 20) "
+        f"INSERT INTO {table} SELECT g, CASE WHEN g % 5 = 0 THEN 'NaN' ELSE g::numeric END, "
+        "repeat(md5(g::text), 20) "
         "FROM generate_series(1, 120) g",
     )
     copying.captured.start()
@@ -77,7 +82,9 @@ def assert_split(copying: Copying, made: DeadLetterQueue, name: TableName) -> No
     assert sorted(row["id"] for row in copying.rows(name)) == good
 
 
-def test_C08_rejected_rows_of_a_copy_are_dead_letters_also_where_they_changed_during_it(copying: Copying, tmp_path: Path) -> None:
+def test_C08_rejected_rows_of_a_copy_are_dead_letters_also_where_they_changed_during_it(
+    copying: Copying, tmp_path: Path
+) -> None:
     name = make(copying, "refused")
     made = box(tmp_path / "lake")
     copying.run("refused", chunks=4, policy=STRICT, dead_letters=made)
@@ -91,10 +98,14 @@ def test_C08_rejected_rows_of_a_copy_are_dead_letters_also_where_they_changed_du
     _, failures = copying.run("refused", policy=STRICT, dead_letters=made)
     assert not failures
     assert_split(copying, made, name)
-    assert {json.loads(each["row"])["v"] for each in letters(made) if each["key"] in ('{"id":15}', '{"id":20}')} == {"still bad"}
+    assert {
+        json.loads(each["row"])["v"] for each in letters(made) if each["key"] in ('{"id":15}', '{"id":20}')
+    } == {"still bad"}
 
 
-def test_C08_dead_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C08_dead_letters_of_a_copy_count_once_whenever_it_dies(
+    copying: Copying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = make(copying, "died")
     real = FileSink.finish_snapshot
 
@@ -122,7 +133,9 @@ def test_C08_dead_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying
 
 def test_by_default_a_refused_row_stops_the_copy(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "stopped")
-    _, failures = copying.run("stopped", policy=STRICT, dead_letters=box(tmp_path / "lake", RefusedPolicy.STOP))
+    _, failures = copying.run(
+        "stopped", policy=STRICT, dead_letters=box(tmp_path / "lake", RefusedPolicy.STOP)
+    )
     assert isinstance(failures[name], UnrepresentableError)
 
 
@@ -140,17 +153,24 @@ def test_C08_dead_letters_of_a_shadow_count_from_its_swap(copying: Copying, tmp_
     assert_split(copying, made, name)
 
 
-PRICES = PlainQuery({"key": "id", "price": Made("integer", ("price",), lambda row: int(row["price"])), "v": "v"})
+PRICES = PlainQuery(
+    {"key": "id", "price": Made("integer", ("price",), lambda row: int(row["price"])), "v": "v"}
+)
 
 
-@pytest.mark.parametrize("transform", [Transform(cast={"price": "int"}, rename={"id": "key"}), PRICES.transform()], ids=["cast", "query"])
+@pytest.mark.parametrize(
+    "transform",
+    [Transform(cast={"price": "int"}, rename={"id": "key"}), PRICES.transform()],
+    ids=["cast", "query"],
+)
 def test_C08_K12_rows_rejected_by_a_transform_are_dead_letters_also_where_they_changed_during_the_copy(
     captured: Captured, transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"prices_{'query' if transform.sql else 'cast'}"
     captured.execute(
         f"CREATE TABLE {table} (id int PRIMARY KEY, price text, v text)",
-        f"INSERT INTO {table} SELECT g, CASE WHEN g % 5 = 0 THEN 'free' ELSE g::text END, repeat(md5(g::text), 20) "
+        f"INSERT INTO {table} SELECT g, CASE WHEN g % 5 = 0 THEN 'free' ELSE g::text END, "
+        "repeat(md5(g::text), 20) "
         "FROM generate_series(1, 120) g",
     )
     captured.start()
@@ -176,8 +196,12 @@ def test_C08_K12_rows_rejected_by_a_transform_are_dead_letters_also_where_they_c
     found = letters(made)
     assert sorted(json.loads(each["key"])["id"] for each in found) == bad
     assert {each["code"] for each in found} == {"PEN-1415"}
-    assert {json.loads(each["row"])["v"] for each in found if each["key"] in ('{"id":15}', '{"id":20}')} == {"still bad"}
-    assert {row["key"]: row["price"] for row in sink.rows(name)} == {key: int(price) for key, price in prices.items() if price.isdigit()}
+    assert {json.loads(each["row"])["v"] for each in found if each["key"] in ('{"id":15}', '{"id":20}')} == {
+        "still bad"
+    }
+    assert {row["key"]: row["price"] for row in sink.rows(name)} == {
+        key: int(price) for key, price in prices.items() if price.isdigit()
+    }
     assert held_keys(tmp_path, shape(copying, table)) == [(key,) for key in bad]
 
 
@@ -188,13 +212,17 @@ def shape(copying: Copying, *tables: str, into: TableName | None = None) -> Tabl
         return inspect_outline(connection, table, STRICT, "p").outline.schema
 
 
-def held_keys(directory: Path, schema: TableSchema, fence: Position | None = None) -> list[tuple[object, ...]]:
+def held_keys(
+    directory: Path, schema: TableSchema, fence: Position | None = None
+) -> list[tuple[object, ...]]:
     """The keys of dead letters, as passed to a comparison."""
     keys = load_held(DeadLetterStore(directory / "lake", PIPELINE), schema, fence)
     return sorted(zip(*(keys.column(name).to_pylist() for name in schema.key), strict=True))
 
 
-def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(copying: Copying, tmp_path: Path) -> None:
+def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(
+    copying: Copying, tmp_path: Path
+) -> None:
     """The same keys in both, and other rows of them rejected; the columns of one are in another order."""
     tables, into = ("shard_a", "shard_b"), TableName("lake", "shards")
     for table, columns, bad in (
@@ -203,7 +231,8 @@ def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(copying
     ):
         copying.captured.execute(
             f"CREATE TABLE {table} ({columns})",
-            f"INSERT INTO {table} (id, n, v) SELECT g, CASE WHEN g % {bad} = 0 THEN 'NaN' ELSE g::numeric END, repeat(md5(g::text), 20) "
+            f"INSERT INTO {table} (id, n, v) "
+            f"SELECT g, CASE WHEN g % {bad} = 0 THEN 'NaN' ELSE g::numeric END, repeat(md5(g::text), 20) "
             "FROM generate_series(1, 60) g",
         )
     copying.captured.start()
@@ -222,7 +251,10 @@ def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(copying
     rows = {
         (int(key or 0), f"public.{table}"): number
         for table in tables
-        for key, number in zip(*(copying.held[target.applied][TableName("public", table)][name] for name in ("id", "n")), strict=True)
+        for key, number in zip(
+            *(copying.held[target.applied][TableName("public", table)][name] for name in ("id", "n")),
+            strict=True,
+        )
     }
     wrong = sorted(key for key, number in rows.items() if number == "NaN")
     assert held_keys(tmp_path, shape(copying, *tables, into=into)) == wrong
@@ -263,4 +295,6 @@ def _settle_late(store: DeadLetterStore, fence: Position) -> None:
     (path,) = [path for path in store.directory.glob("*.parquet") if not path.name.startswith(".")]
     found = pq.read_table(path, partitioning=None)
     late = pa.array([fence.value + 1] * found.num_rows, pa.int64())
-    pq.write_table(found.set_column(found.column_names.index("settled_version"), "settled_version", late), path)
+    pq.write_table(
+        found.set_column(found.column_names.index("settled_version"), "settled_version", late), path
+    )

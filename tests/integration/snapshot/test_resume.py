@@ -34,12 +34,16 @@ def test_N03_a_snapshot_resumes_where_it_was_interrupted(copying: Copying) -> No
     copying.assert_exact("n03")
 
 
-def test_N03_on_spark_and_delta_a_snapshot_resumes_where_it_was_interrupted(copying_on_spark: Copying) -> None:
+def test_N03_on_spark_and_delta_a_snapshot_resumes_where_it_was_interrupted(
+    copying_on_spark: Copying,
+) -> None:
     """With keys of every kind, in the same tables, so that Spark writes them for the source to read."""
     copying, captured = copying_on_spark, copying_on_spark.captured
     captured.execute("CREATE TYPE spark_mood AS ENUM ('so so', 'fine')")
     declared = "id int, t text, n numeric, z timestamptz, b bytea, d date, u uuid, m spark_mood, f float8"
-    captured.execute(f"CREATE TABLE spark_keys ({declared}, v text, PRIMARY KEY (id, t, n, z, b, d, u, m, f))")
+    captured.execute(
+        f"CREATE TABLE spark_keys ({declared}, v text, PRIMARY KEY (id, t, n, z, b, d, u, m, f))"
+    )
     captured.execute(f"INSERT INTO spark_keys {SPARK_KEYS} FROM generate_series(1, 40) g")
     captured.start()
     copying.run("spark_keys", chunks=1)
@@ -47,7 +51,8 @@ def test_N03_on_spark_and_delta_a_snapshot_resumes_where_it_was_interrupted(copy
         "UPDATE spark_keys SET v = 'changed' WHERE id % 3 = 0",
         "DELETE FROM spark_keys WHERE id % 7 = 0",
         "UPDATE spark_keys SET n = n + 1, b = b || b WHERE id % 5 = 1",
-        "INSERT INTO spark_keys SELECT g, '', g, '0044-03-15 BC', '', '0044-03-15 BC', md5('')::uuid, 'fine', 'NaN', 'new' "
+        "INSERT INTO spark_keys SELECT g, '', g, '0044-03-15 BC', '', '0044-03-15 BC', md5('')::uuid, "
+        "'fine', 'NaN', 'new' "
         "FROM generate_series(100, 105) g",
     )
     watcher, failures = copying.run("spark_keys")
@@ -70,7 +75,9 @@ def test_N03_a_snapshot_is_interrupted_again_and_again(copying: Copying) -> None
     copying.assert_exact("again")
 
 
-def test_N04_a_crash_after_the_last_chunk_reads_nothing_again(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_N04_a_crash_after_the_last_chunk_reads_nothing_again(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(copying, "n04")
 
     def crash(*_: object) -> None:
@@ -90,7 +97,9 @@ def test_N04_a_crash_after_the_last_chunk_reads_nothing_again(copying: Copying, 
     assert again.planned == [], "rows in the target are not copied again"
 
 
-def test_N04_a_crash_before_the_repair_is_committed_repairs_again(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_N04_a_crash_before_the_repair_is_committed_repairs_again(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(copying, "repaired")
     copying.run("repaired", chunks=3)
     change(copying, "repaired")
@@ -110,17 +119,29 @@ def test_N04_a_crash_before_the_repair_is_committed_repairs_again(copying: Copyi
 
 def test_N05_tables_with_keys_of_every_kind_are_copied_and_resumed(copying: Copying) -> None:
     captured = copying.captured
-    captured.execute("CREATE TYPE mood AS ENUM ('so so', 'fine'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN code AS char(2)")
-    names = [f"n05_{name}" for name, (type_name, _, _) in KEYS.items() if type_name != "bytea"]  # Arrow does not write bytes as text
+    captured.execute(
+        "CREATE TYPE mood AS ENUM ('so so', 'fine'); CREATE TYPE pair AS (a int, b text); "
+        "CREATE DOMAIN code AS char(2)"
+    )
+    names = [
+        f"n05_{name}" for name, (type_name, _, _) in KEYS.items() if type_name != "bytea"
+    ]  # Arrow does not write bytes as text
     for name in names:
         type_name, values, _ = KEYS[name.removeprefix("n05_")]
         rows = ", ".join(f"({value}, {number}, {number})" for number, value in enumerate(values))
-        captured.execute(f"CREATE TABLE {name} (k {type_name}, i int, n int, v text, PRIMARY KEY (k, i)); INSERT INTO {name} VALUES {rows}")
-        captured.execute(f"INSERT INTO {name} SELECT k, g, g, {WIDE} FROM {name}, generate_series(100, 120) g WHERE n < 1")
+        captured.execute(
+            f"CREATE TABLE {name} (k {type_name}, i int, n int, v text, PRIMARY KEY (k, i)); "
+            f"INSERT INTO {name} VALUES {rows}"
+        )
+        captured.execute(
+            f"INSERT INTO {name} SELECT k, g, g, {WIDE} FROM {name}, generate_series(100, 120) g WHERE n < 1"
+        )
     captured.start()
     copying.run(*names, chunks=len(names))
     for name in names:
-        captured.execute(f"UPDATE {name} SET v = 'changed' WHERE n % 3 = 0; DELETE FROM {name} WHERE n = 1 OR n = 105")
+        captured.execute(
+            f"UPDATE {name} SET v = 'changed' WHERE n % 3 = 0; DELETE FROM {name} WHERE n = 1 OR n = 105"
+        )
     watcher, failures = copying.run(*names)
     assert failures == {}
     assert watcher.resumed
@@ -132,20 +153,30 @@ def test_N05_keys_that_the_server_considers_equal_are_distinguished(copying: Cop
     """A day and 24 hours are two keys to the target, and one to the source."""
     captured = copying.captured
     captured.execute("CREATE TABLE alike (k interval PRIMARY KEY, v text)")
-    captured.execute(f"INSERT INTO alike SELECT make_interval(days => g), {WIDE} FROM generate_series(1, 40) g")
+    captured.execute(
+        f"INSERT INTO alike SELECT make_interval(days => g), {WIDE} FROM generate_series(1, 40) g"
+    )
     captured.start()
     copying.run("alike", chunks=2)
-    captured.execute("UPDATE alike SET k = justify_interval(k) - k + make_interval(hours => 24) * extract(day FROM k) WHERE k < '25 days'")
+    captured.execute(
+        "UPDATE alike SET k = justify_interval(k) - k + make_interval(hours => 24) * extract(day FROM k) "
+        "WHERE k < '25 days'"
+    )
     captured.execute("UPDATE alike SET k = justify_hours(k) WHERE k < '5 days'")
     watcher, _ = copying.run("alike")
     assert watcher.resumed
     copying.assert_exact("alike")
-    assert {len(str(row["k"])) for row in copying.rows(TableName("public", "alike"))} > {3}, "some of them have another text now"
+    assert {len(str(row["k"])) for row in copying.rows(TableName("public", "alike"))} > {3}, (
+        "some of them have another text now"
+    )
 
 
 def test_N05_empty_tables_and_single_rows_are_copied(copying: Copying) -> None:
     captured = copying.captured
-    captured.execute("CREATE TABLE nothing (id int PRIMARY KEY); CREATE TABLE one (id int PRIMARY KEY); INSERT INTO one VALUES (-1)")
+    captured.execute(
+        "CREATE TABLE nothing (id int PRIMARY KEY); CREATE TABLE one (id int PRIMARY KEY); "
+        "INSERT INTO one VALUES (-1)"
+    )
     captured.execute("CREATE TABLE no_leaves (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     assert copying.run("nothing", "one", "no_leaves")[1] == {}
     copying.assert_exact("nothing", "one", "no_leaves")
@@ -153,7 +184,10 @@ def test_N05_empty_tables_and_single_rows_are_copied(copying: Copying) -> None:
 
 def test_N06_a_table_without_key_is_copied_and_restarted_when_interrupted(copying: Copying) -> None:
     captured = copying.captured
-    captured.execute(f"CREATE TABLE keyless (id int, v text); INSERT INTO keyless SELECT g, {WIDE} FROM generate_series(1, 60) g")
+    captured.execute(
+        "CREATE TABLE keyless (id int, v text); "
+        f"INSERT INTO keyless SELECT g, {WIDE} FROM generate_series(1, 60) g"
+    )
     captured.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
     captured.start()
     copying.run("keyless", chunks=2)
@@ -184,18 +218,22 @@ def test_N09_rows_that_enter_and_leave_the_filter_are_repaired(
 ) -> None:
     with capturing(postgres_server, tmp_path / "spool") as captured:
         captured.execute(
-            "CREATE TABLE f (id int PRIMARY KEY, region text NOT NULL, secret text, v text); CREATE UNIQUE INDEX f_key ON f (id, region)",
+            "CREATE TABLE f (id int PRIMARY KEY, region text NOT NULL, secret text, v text); "
+            "CREATE UNIQUE INDEX f_key ON f (id, region)",
             "ALTER TABLE f REPLICA IDENTITY USING INDEX f_key; DROP PUBLICATION p",
             f"SELECT pg_drop_replication_slot('{captured.slot}')",
             "CREATE PUBLICATION p FOR TABLE f (id, region, v) WHERE (region = 'EU')",
             f"SELECT pg_create_logical_replication_slot('{captured.slot}', 'pgoutput')",
-            f"INSERT INTO f SELECT g, CASE WHEN g % 2 = 0 THEN 'EU' ELSE 'US' END, 's', {WIDE} FROM generate_series(1, 80) g",
+            f"INSERT INTO f SELECT g, CASE WHEN g % 2 = 0 THEN 'EU' ELSE 'US' END, 's', {WIDE} "
+            "FROM generate_series(1, 80) g",
         )
         captured.start()
         sink = FileSink(tmp_path / "lake")
         copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
         copying.run("f", chunks=3)
-        captured.execute("UPDATE f SET region = 'EU' WHERE id % 5 = 0", "UPDATE f SET region = 'US' WHERE id % 4 = 0")
+        captured.execute(
+            "UPDATE f SET region = 'EU' WHERE id % 5 = 0", "UPDATE f SET region = 'US' WHERE id % 4 = 0"
+        )
         captured.execute("UPDATE f SET secret = 'x'")
         watcher, failures = copying.run("f")
         assert not failures
@@ -208,7 +246,9 @@ def test_N09_rows_that_enter_and_leave_the_filter_are_repaired(
 
 
 def test_N12_the_source_is_never_written_to(copying: Copying) -> None:
-    """No watermark table: even with a snapshot that is interrupted and repaired, a source that refuses writes will do."""
+    """No watermark table: even with a snapshot that is interrupted and repaired, a source that refuses writes
+    will do.
+    """
     name = make(copying, "n12")
     database = copying.captured.database.name
     copying.captured.execute(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
@@ -226,8 +266,13 @@ def test_N12_the_source_is_never_written_to(copying: Copying) -> None:
 
 def test_N15_rows_moved_between_leaves_are_written_once(copying: Copying) -> None:
     captured = copying.captured
-    captured.execute("CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")
-    captured.execute("CREATE TABLE leaf1 PARTITION OF root FOR VALUES IN (1); CREATE TABLE leaf2 PARTITION OF root FOR VALUES IN (2)")
+    captured.execute(
+        "CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)"
+    )
+    captured.execute(
+        "CREATE TABLE leaf1 PARTITION OF root FOR VALUES IN (1); "
+        "CREATE TABLE leaf2 PARTITION OF root FOR VALUES IN (2)"
+    )
     captured.execute(f"INSERT INTO root SELECT g, 1 + g % 2, {WIDE} FROM generate_series(1, 120) g")
     captured.start()
     copying.run("root", chunks=4)

@@ -26,7 +26,10 @@ from tests.support.snapshot.copying import Copying, Watcher
 from tests.support.snapshot.tables import WIDE, change, make
 from tests.support.waiting import wait_for
 
-_EXPORTERS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name = 'penstock snapshot'"
+_EXPORTERS = (
+    "SELECT pid FROM pg_stat_activity "
+    "WHERE backend_type = 'walsender' AND application_name = 'penstock snapshot'"
+)
 
 
 def test_N01_changes_before_between_and_after_chunks_are_counted_once(copying: Copying) -> None:
@@ -42,7 +45,10 @@ def test_N02_a_transaction_that_is_open_when_the_snapshot_is_taken_is_in_it_once
     """Creating the snapshot waits for it."""
     name = make(copying, "n02")
     with copying.captured.database.connect() as held:
-        held.execute("UPDATE n02 SET v = 'during' WHERE id = 1; INSERT INTO n02 VALUES (1000, 'during'); DELETE FROM n02 WHERE id = 2")
+        held.execute(
+            "UPDATE n02 SET v = 'during' WHERE id = 1; INSERT INTO n02 VALUES (1000, 'during'); "
+            "DELETE FROM n02 WHERE id = 2"
+        )
         thread = threading.Thread(target=copying.run, args=("n02",))
         thread.start()
         deadline = time.monotonic() + 60
@@ -78,7 +84,9 @@ def test_a_snapshot_is_given_up_when_it_has_been_held_long_enough(copying: Copyi
     assert not copying.captured.query(_EXPORTERS)
 
 
-def test_N08_the_snapshot_is_released_before_the_last_commit(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_N08_the_snapshot_is_released_before_the_last_commit(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(copying, "released")
     seen: list[object] = []
     finish = type(copying.sink).finish_snapshot
@@ -106,7 +114,9 @@ def test_N08_the_snapshot_is_released_before_the_last_commit(copying: Copying, m
     assert seen == []
 
 
-@pytest.mark.parametrize("moment", ["before", "between"], ids=["before any table is opened", "between two chunks"])
+@pytest.mark.parametrize(
+    "moment", ["before", "between"], ids=["before any table is opened", "between two chunks"]
+)
 def test_N08_a_table_that_is_locked_does_not_keep_the_others_waiting(
     copying: Copying, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -122,11 +132,18 @@ def test_N08_a_table_that_is_locked_does_not_keep_the_others_waiting(
             _before_opening(monkeypatch, lock)
         else:
             watcher.after_chunk = lambda _: lock() if TableName("public", locked) in watcher.read else None
-        copying.run(locked, unlocked, watcher=watcher, is_stopping=lambda: len(watcher.finished) == 1 and bool(watcher.troubles))
+        copying.run(
+            locked,
+            unlocked,
+            watcher=watcher,
+            is_stopping=lambda: len(watcher.finished) == 1 and bool(watcher.troubles),
+        )
     assert [name.name for name in watcher.finished] == [unlocked]
     assert watcher.troubles
     assert all("PEN-1107" in trouble for trouble in watcher.troubles)
-    assert [retry.describe().split(":", 1)[0] for retry in load_retries(copying.lake)] == [f"snapshot of public.{locked}"]
+    assert [retry.describe().split(":", 1)[0] for retry in load_retries(copying.lake)] == [
+        f"snapshot of public.{locked}"
+    ]
     copying.run(locked)
     copying.assert_exact(locked, unlocked)
 
@@ -153,7 +170,9 @@ def test_a_table_that_stays_locked_makes_way_for_one_that_waits_for_the_next_sna
         # The oracle's own reads would wait for the lock.
         contents = copying._contents
         monkeypatch.setattr(
-            copying, "_contents", lambda snapshot, tables: contents(snapshot, [each for each in tables if each.name == rewritten])
+            copying,
+            "_contents",
+            lambda snapshot, tables: contents(snapshot, [each for each in tables if each.name == rewritten]),
         )
         copying.run(
             "stays_locked",
@@ -178,7 +197,9 @@ class _Locking:
     def __call__(self) -> None:
         with self._once:
             if not self._is_done:
-                self._holder.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.Identifier(self._table)))
+                self._holder.execute(
+                    sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.Identifier(self._table))
+                )
                 self._is_done = True
 
 
@@ -199,7 +220,9 @@ def test_a_rewrite_starts_that_one_table_again(copying: Copying) -> None:
     copying.captured.execute("CREATE TABLE rewritten (id int PRIMARY KEY, v text, w text)")
     copying.captured.execute(f"INSERT INTO rewritten SELECT g, {WIDE}, 'w' FROM generate_series(1, 120) g")
     watcher = Watcher()
-    watcher.after_chunk = lambda read: copying.captured.execute("ALTER TABLE rewritten DROP COLUMN w") if read == 6 else None
+    watcher.after_chunk = lambda read: (
+        copying.captured.execute("ALTER TABLE rewritten DROP COLUMN w") if read == 6 else None
+    )
     assert copying.run("rewritten", "untouched", watcher=watcher)[1] == {}
     assert watcher.planned.count(other) == 1
     assert watcher.planned.count(TableName("public", "rewritten")) == 2
@@ -232,14 +255,18 @@ def test_chunks_are_not_reused_after_a_rewrite_between_two_runs(copying: Copying
     copying.assert_exact(*names)
 
 
-def test_a_table_altered_after_its_last_chunk_starts_again(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_altered_after_its_last_chunk_starts_again(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A dropped and recreated column looks the same, but rows read before and after differ."""
     name = make(copying, "altered", rows=60)
     watcher = Watcher()
 
     def alter(read: int) -> None:
         if read == 4:
-            copying.captured.execute("ALTER TABLE altered DROP COLUMN v; ALTER TABLE altered ADD COLUMN v text DEFAULT 'new'")
+            copying.captured.execute(
+                "ALTER TABLE altered DROP COLUMN v; ALTER TABLE altered ADD COLUMN v text DEFAULT 'new'"
+            )
 
     watcher.after_chunk = alter
     assert copying.run("altered", watcher=watcher)[1] == {}
@@ -281,7 +308,10 @@ class StagingJob:
                 generation = len(self.before)
                 with connection.transaction():
                     connection.execute(f"TRUNCATE {self._table}")
-                    connection.execute(f"INSERT INTO {self._table} SELECT g, '{generation} ' || {WIDE} FROM generate_series(1, 60) g")
+                    connection.execute(
+                        f"INSERT INTO {self._table} SELECT g, '{generation} ' || {WIDE} "
+                        "FROM generate_series(1, 60) g"
+                    )
                     self.before.append(self._position(connection))
                 self.after.append(self._position(connection))
                 connection.commit()
@@ -308,12 +338,18 @@ def _disturb_once(watcher: Watcher, job: StagingJob) -> None:
 def test_a_small_table_that_is_constantly_truncated_and_refilled_is_copied_in_one_transaction(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_copy, "_LONGEST_RESTART_SECONDS", 1.0)  # a busy machine may need many attempts
+    monkeypatch.setattr(
+        snapshot_copy, "_LONGEST_RESTART_SECONDS", 1.0
+    )  # a busy machine may need many attempts
     name = make(copying, "staging", rows=60)
     make(copying, "calm_beside_staging", rows=60)
     # The oracle would queue behind the TRUNCATE that waits for the copy.
     contents = copying._contents
-    monkeypatch.setattr(copying, "_contents", lambda snapshot, tables: contents(snapshot, [each for each in tables if each.name != name]))
+    monkeypatch.setattr(
+        copying,
+        "_contents",
+        lambda snapshot, tables: contents(snapshot, [each for each in tables if each.name != name]),
+    )
     watcher = Watcher()
     with StagingJob(copying, "staging") as job:
         _disturb_once(watcher, job)
@@ -336,7 +372,9 @@ def test_a_large_table_that_is_emptied_while_it_is_copied_is_tried_again_visibly
     def disturb(_: int) -> None:
         seen.extend(retry.describe() for retry in load_retries(copying.lake))
         if watcher.planned.count(name) <= 6:
-            copying.captured.database.execute(f"TRUNCATE vast; INSERT INTO vast SELECT g, {WIDE} FROM generate_series(1, 60) g")
+            copying.captured.database.execute(
+                f"TRUNCATE vast; INSERT INTO vast SELECT g, {WIDE} FROM generate_series(1, 60) g"
+            )
 
     watcher.after_chunk = disturb
     _, failures = copying.run("vast", watcher=watcher)
@@ -348,7 +386,9 @@ def test_a_large_table_that_is_emptied_while_it_is_copied_is_tried_again_visibly
     copying.assert_exact("vast")
 
 
-def test_a_table_that_is_disturbed_too_often_fails_alone_with_a_remedy(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_disturbed_too_often_fails_alone_with_a_remedy(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_copy, "_LOCKED_BYTES", -1)
     monkeypatch.setattr(snapshot_copy, "_LONGEST_RESTART_SECONDS", 0.01)
     monkeypatch.setattr(snapshot_round, "_RESTARTS", 3)
@@ -363,7 +403,9 @@ def test_a_table_that_is_disturbed_too_often_fails_alone_with_a_remedy(copying: 
     copying.assert_exact("calm_beside_churned")
 
 
-def test_an_unknown_error_of_one_table_fails_it_alone_after_its_attempts(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_error_of_one_table_fails_it_alone_after_its_attempts(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(error_policy, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(error_policy, "LONGEST_SECONDS", 0.02)
     name = make(copying, "broken", rows=60)
@@ -420,7 +462,9 @@ def test_small_tables_are_finished_before_a_large_one(copying: Copying) -> None:
     names = ["huge", *(f"small{number}" for number in range(5))]
     watcher, _ = copying.run(*names)
     assert watcher.finished[-1].name == "huge"
-    assert watcher.read.index(TableName("public", "huge")) < 4, "and the large one is not left for the end either"
+    assert watcher.read.index(TableName("public", "huge")) < 4, (
+        "and the large one is not left for the end either"
+    )
     copying.assert_exact(*names)
 
 

@@ -15,13 +15,22 @@ INTO = TableName("lake", "shards")
 
 def make(copying: Copying, *tables: str) -> None:
     """The same keys in all of them; one has its columns in another order, one is partitioned."""
-    kinds = ["(id int PRIMARY KEY, v text)", "(v text, id int PRIMARY KEY)", "(id int PRIMARY KEY, v text) PARTITION BY HASH (id)"]
+    kinds = [
+        "(id int PRIMARY KEY, v text)",
+        "(v text, id int PRIMARY KEY)",
+        "(id int PRIMARY KEY, v text) PARTITION BY HASH (id)",
+    ]
     for at, table in enumerate(tables):
         copying.captured.execute(f"CREATE TABLE {table} {kinds[at % 3]}")
         if at % 3 == 2:
             for part in range(2):
-                copying.captured.execute(f"CREATE TABLE {table}_{part} PARTITION OF {table} FOR VALUES WITH (MODULUS 2, REMAINDER {part})")
-        copying.captured.execute(f"INSERT INTO {table} (id, v) SELECT g, '{table}' || {WIDE} FROM generate_series(1, 60) g")
+                copying.captured.execute(
+                    f"CREATE TABLE {table}_{part} PARTITION OF {table} FOR "
+                    f"VALUES WITH (MODULUS 2, REMAINDER {part})"
+                )
+        copying.captured.execute(
+            f"INSERT INTO {table} (id, v) SELECT g, '{table}' || {WIDE} FROM generate_series(1, 60) g"
+        )
     copying.captured.start()
 
 
@@ -30,7 +39,8 @@ def edit(copying: Copying, table: str) -> None:
         f"UPDATE {table} SET v = 'changed in {table}' WHERE id % 7 = 0",
         f"DELETE FROM {table} WHERE id % 11 = 0",
         f"UPDATE {table} SET id = id + 1000 WHERE id % 13 = 0 AND id < 1000",
-        f"INSERT INTO {table} (id, v) SELECT g, {WIDE} FROM generate_series(5000, 5010) g ON CONFLICT DO NOTHING",
+        f"INSERT INTO {table} (id, v) SELECT g, {WIDE} FROM generate_series(5000, 5010) g ON CONFLICT "
+        "DO NOTHING",
     )
 
 
@@ -81,7 +91,9 @@ def test_shards_that_differ_when_they_are_to_be_read_are_refused(copying: Copyin
     assert "public.odd_b has a column 'more'" in failures[INTO].message
 
 
-def test_an_interrupted_copy_resumes_with_the_statements_of_the_catalog_and_not_with_those_stored(copying: Copying, tmp_path: Path) -> None:
+def test_an_interrupted_copy_resumes_with_the_statements_of_the_catalog_and_not_with_those_stored(
+    copying: Copying, tmp_path: Path
+) -> None:
     tables = ("kept_a", "kept_b")
     make(copying, *tables)
     copying.run(*tables, into=INTO, chunks=2)

@@ -34,8 +34,12 @@ class Copied:
     def __init__(self, captured: Captured, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.transform = HASHED
         self.sink = OriginSink(directory / "lake")
-        seen = TransformingSink(self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged", QUERY)
-        self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows)
+        seen = TransformingSink(
+            self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged", QUERY
+        )
+        self.copying = Copying(
+            captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows
+        )
 
     def assert_exact(self, name: TableName) -> None:
         """The target equals the source at the fence."""
@@ -43,9 +47,15 @@ class Copied:
         assert target is not None
         assert target.applied is not None
         held = self.copying.held[target.applied][name]
-        kept = [(key, v) for key, v in zip(held["id"], held["v"], strict=True) if v is None or v.startswith("c") or int(str(key)) < 60]
+        kept = [
+            (key, v)
+            for key, v in zip(held["id"], held["v"], strict=True)
+            if v is None or v.startswith("c") or int(str(key)) < 60
+        ]
         hashes = hash_values(pa.array([key for key, _ in kept]), KEY).to_pylist()
-        assert sorted((row["id"], row["value"]) for row in self.sink.rows(name)) == sorted(zip(hashes, (v for _, v in kept), strict=True))
+        assert sorted((row["id"], row["value"]) for row in self.sink.rows(name)) == sorted(
+            zip(hashes, (v for _, v in kept), strict=True)
+        )
 
 
 @pytest.fixture
@@ -53,7 +63,9 @@ def copied(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return Copied(captured, tmp_path, monkeypatch)
 
 
-def test_K12_K13_rows_that_changed_while_a_table_was_copied_are_found_under_their_hashed_keys(copied: Copied) -> None:
+def test_K12_K13_rows_that_changed_while_a_table_was_copied_are_found_under_their_hashed_keys(
+    copied: Copied,
+) -> None:
     name = make(copied.copying, "k13")
     copied.copying.run("k13", chunks=4)
     change(copied.copying, "k13")
@@ -75,7 +87,11 @@ def test_K12_chunks_and_repaired_rows_go_through_queries(copied: Copied) -> None
     assert target is not None
     assert target.applied is not None
     held = copied.copying.held[target.applied][name]
-    kept = {int(str(key)): v and len(v) for key, v in zip(held["id"], held["v"], strict=True) if v is None or v.startswith("c")}
+    kept = {
+        int(str(key)): v and len(v)
+        for key, v in zip(held["id"], held["v"], strict=True)
+        if v is None or v.startswith("c")
+    }
     rows = copied.sink.rows(name)
     assert {int(str(row["key"])): row["size"] for row in rows} == kept
     assert len(rows) == len(kept)

@@ -19,7 +19,9 @@ HAS_LIMITS = spark_minor() != "4.1"
 
 
 def pile_up(source: ChangeSource, segments: int, rows: int) -> None:
-    """Leave a spool with so many segments that Spark has not committed, and a checkpoint with one batch that failed."""
+    """Leave a spool with so many segments that Spark has not committed, and a checkpoint with one batch that
+    failed.
+    """
     held, entered = threading.Event(), threading.Event()
 
     def hold(number: int) -> None:

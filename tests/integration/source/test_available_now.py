@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.source
 @pytest.mark.newest
-def test_available_now_takes_the_snapshot_and_earlier_commits_in_bounded_batches_and_ends(source: ChangeSource) -> None:
+def test_available_now_takes_the_snapshot_and_earlier_commits_in_bounded_batches_and_ends(
+    source: ChangeSource,
+) -> None:
     run = RunningQuery(source.checkpoint)
 
     def write(changes: DataFrame) -> DataStreamWriter:

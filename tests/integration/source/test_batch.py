@@ -73,14 +73,20 @@ def test_batch_makes_neither_slot_nor_publication(source: ChangeSource) -> None:
     source.database.execute(f"DROP PUBLICATION {source.slot}")
     source.insert(1, 3)
     assert sorted(row["id"] for row in read(source).collect()) == [1, 2, 3]
-    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    assert source.database.query(
+        "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    ) == [(0,)]
     assert source.database.query("SELECT count(*) FROM pg_publication") == [(0,)]
 
 
 @pytest.mark.source
 def test_values_are_those_of_the_stream_and_say_that_they_are_a_snapshot(source: ChangeSource) -> None:
-    source.database.execute("CREATE TABLE wide (id int PRIMARY KEY, amount numeric(12,2), at timestamptz, day date, raw bytea)")
-    source.database.execute("INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00+02', 'infinity', '\\x00ff')")
+    source.database.execute(
+        "CREATE TABLE wide (id int PRIMARY KEY, amount numeric(12,2), at timestamptz, day date, raw bytea)"
+    )
+    source.database.execute(
+        "INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00+02', 'infinity', '\\x00ff')"
+    )
     (row,) = read(source, table="public.wide").collect()
     assert (row["amount"], row["at"].astimezone(UTC), row["day"], bytes(row["raw"])) == (
         Decimal("12.50"),
@@ -88,7 +94,11 @@ def test_values_are_those_of_the_stream_and_say_that_they_are_a_snapshot(source:
         None,
         b"\x00\xff",
     )
-    assert (row["_change_type"], row["_commit_version"], row["_exact"]) == ("snapshot", None, {"day": "infinity"})
+    assert (row["_change_type"], row["_commit_version"], row["_exact"]) == (
+        "snapshot",
+        None,
+        {"day": "infinity"},
+    )
     frame = read(source, table="public.wide")
     assert frame.schema == source.reader({"table": "public.wide"}).load().schema
 
@@ -118,7 +128,9 @@ def test_filters_reach_the_source_and_never_change_the_result(source: ChangeSour
     try:
         for place, condition in enumerate(FILTERS):
             wanted = sorted(row["id"] for row in whole if row[f"c{place}"])
-            found = read(source, table="public.many", columns="id, word, amount, any_amount, at, day, ok, f, code").where(condition)
+            found = read(
+                source, table="public.many", columns="id, word, amount, any_amount, at, day, ok, f, code"
+            ).where(condition)
             assert sorted(row["id"] for row in found.select("id").collect()) == wanted, condition
             assert wanted or condition in NOTHING, condition
     finally:
@@ -129,7 +141,10 @@ def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: Change
     source.insert(1, 1000)
     frame = read(source, chunkBytes="8192")
     assert len(frame.rdd.collect()) == 1000
-    held = "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
+    held = (
+        "SELECT pid FROM pg_stat_activity "
+        "WHERE application_name = 'penstock holder' AND datname = current_database()"
+    )
     assert source.database.query(held)
     source.database.execute(f"SELECT pg_terminate_backend(pid) FROM ({held}) h")
     wait_for(lambda: not source.database.query(held), "end of the holder's sessions")
@@ -138,7 +153,10 @@ def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: Change
 
 
 def test_holder_ends_without_readers_or_without_its_spark(source: ChangeSource) -> None:
-    held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
+    held = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE application_name = 'penstock holder' AND datname = current_database()"
+    )
     assert hold_snapshot(source.address, 3600, idle_seconds=0.1)
     wait_for(lambda: source.database.query(held) == [(0,)], "end of an idle holder")
     hold_snapshot(source.address, 0.5, idle_seconds=3600)
@@ -149,7 +167,10 @@ def test_small_table_needs_no_holder_and_can_be_read_again_at_any_time(source: C
     source.insert(1, 3)
     frame = read(source)
     assert len(frame.rdd.collect()) == 3
-    assert source.database.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock holder'") == []
+    assert (
+        source.database.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock holder'")
+        == []
+    )
     source.insert(4, 4)
     assert len(frame.rdd.collect()) == 4
 

@@ -30,7 +30,10 @@ def test_spool_of_another_source_is_neither_read_nor_released(local: LocalSource
     ensure_identity(local.spool, CaptureIdentity(**{**mine, field: "other"}, timeline=1))
     files = sorted(local.spool.rglob("*"))
     for start in ("snapshot", "now", "slot", "0/100"):
-        with local.run(startingPosition=start) as run, pytest.raises((SpoolFormatError, SystemChangedError)) as raised:
+        with (
+            local.run(startingPosition=start) as run,
+            pytest.raises((SpoolFormatError, SystemChangedError)) as raised,
+        ):
             run.step()
         assert 'option("spool"' in str(raised.value.hint)
         if field != "system_identifier":
@@ -69,8 +72,12 @@ def test_spool_that_becomes_anothers_at_the_last_moment_is_left_alone(local: Loc
             run.step()
 
 
-@pytest.mark.parametrize(("older", "other"), [(True, "now"), (False, "now"), (False, "snapshot"), (True, "0/100")])
-def test_first_batch_is_as_planned_although_the_option_has_changed(local: LocalSource, other: str, older: bool) -> None:
+@pytest.mark.parametrize(
+    ("older", "other"), [(True, "now"), (False, "now"), (False, "snapshot"), (True, "0/100")]
+)
+def test_first_batch_is_as_planned_although_the_option_has_changed(
+    local: LocalSource, other: str, older: bool
+) -> None:
     local.provision()
     local.insert(1, 3)
     checkpoint = Checkpoint()
@@ -137,7 +144,8 @@ def test_position_behind_ones_own_release_is_held_from_there_on(local: LocalSour
     with local.run(checkpoint, startingPosition=str(start)) as run:
         assert run.step()
         assert released_positions(local.spool)[CONSUMER] == Position.ZERO
-        # The other consumer's release alone is not enough; the capture deletes and confirms what no consumer needs.
+        # The other consumer's release alone is not enough; the capture deletes and confirms what no consumer
+        # needs.
         release(local.spool, "other", local.position)
         local.insert(4, 4)
         local.wait_for_spool(local.position)
@@ -146,7 +154,9 @@ def test_position_behind_ones_own_release_is_held_from_there_on(local: LocalSour
 
 
 @pytest.mark.parametrize("before", [None, Position.of(0x100)])
-def test_unavailable_position_leaves_no_claim_on_the_spool(local: LocalSource, before: Position | None) -> None:
+def test_unavailable_position_leaves_no_claim_on_the_spool(
+    local: LocalSource, before: Position | None
+) -> None:
     local.provision()
     if before is not None:
         release(local.spool, CONSUMER, before)

@@ -18,7 +18,10 @@ CREATE TABLE wide (
 );
 ALTER TABLE wide ALTER long SET STORAGE EXTERNAL;
 """
-FULL = "INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00.123456+02', '2024-02-29', '\\x00ff', '{\"a\": [1]}', %s, true, %s)"
+FULL = (
+    "INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00.123456+02', '2024-02-29', '\\x00ff', "
+    "'{\"a\": [1]}', %s, true, %s)"
+)
 UUID = "123e4567-e89b-12d3-a456-426614174000"
 
 
@@ -44,7 +47,10 @@ def test_changes_arrive_in_order_with_their_operation(source: ChangeSource) -> N
     assert places == sorted(set(places))
     assert len({row["_commit_version"] for row in rows}) == 5
     assert len({row["_xid"] for row in rows}) == 5
-    assert all(row["_commit_timestamp"] is not None and row["_unchanged"] is None and row["_exact"] is None for row in rows)
+    assert all(
+        row["_commit_timestamp"] is not None and row["_unchanged"] is None and row["_exact"] is None
+        for row in rows
+    )
 
 
 def test_R02_old_rows_are_in_the_stream_of_those_who_ask_for_them(source: ChangeSource) -> None:
@@ -77,7 +83,12 @@ def test_values_have_the_types_of_their_columns(source: ChangeSource) -> None:
         datetime(2024, 2, 29, 10, 0, 0, 123456, tzinfo=UTC),
         date(2024, 2, 29),
     )
-    assert (bytes(full["raw"]), json.loads(full["doc"]), full["uid"], full["ok"]) == (b"\x00\xff", {"a": [1]}, UUID, True)
+    assert (bytes(full["raw"]), json.loads(full["doc"]), full["uid"], full["ok"]) == (
+        b"\x00\xff",
+        {"a": [1]},
+        UUID,
+        True,
+    )
     assert [empty[name] for name in ("amount", "at", "day", "raw", "doc", "uid", "ok", "long")] == [None] * 8
 
 

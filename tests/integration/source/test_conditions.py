@@ -9,11 +9,15 @@ from penstock.postgres.types.column import TypePolicy
 from tests.support.source.engine import LocalSource
 
 
-def test_composite_value_with_a_null_in_it_is_present_and_a_number_that_is_a_text_is_not_compared(local: LocalSource) -> None:
+def test_composite_value_with_a_null_in_it_is_present_and_a_number_that_is_a_text_is_not_compared(
+    local: LocalSource,
+) -> None:
     local.database.execute("DROP TABLE orders")
     local.database.execute("CREATE TYPE pair AS (a int, b int)")
     local.database.execute("CREATE TABLE t (id int PRIMARY KEY, p pair, n numeric)")
-    local.database.execute("INSERT INTO t VALUES (1, (1, NULL), 1.0), (2, (NULL, NULL), 1), (3, NULL, 1), (4, (1, 2), 1)")
+    local.database.execute(
+        "INSERT INTO t VALUES (1, (1, NULL), 1.0), (2, (NULL, NULL), 1), (3, NULL, 1), (4, (1, 2), 1)"
+    )
     with connect(local.address) as connection:
         (table,) = inspect_tables(connection)
         schema = inspect_schema(connection, table, TypePolicy(numeric="string"))

@@ -43,13 +43,19 @@ spark.stop()
 
 def environment() -> dict[str, str]:
     ensure_java()
-    settings = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "default"}
+    settings = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONWARNINGS": "default",
+    }
     return {**os.environ, **settings}
 
 
 def run(command: list[str], folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     environ = {**environment(), **settings}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=540)
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=540
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -74,7 +80,9 @@ def test_declarative_pipeline_is_fed_by_the_source(database: Database, tmp_path:
     (tmp_path / "transformations").symlink_to(EXAMPLE / "transformations")
     spec = (EXAMPLE / "spark-pipeline.yml").read_text(encoding="utf-8")
     assert "file:///var/lib/penstock/declarative" in spec
-    (tmp_path / "spark-pipeline.yml").write_text(spec.replace("file:///var/lib/penstock/declarative", f"file://{tmp_path}/storage"))
+    (tmp_path / "spark-pipeline.yml").write_text(
+        spec.replace("file:///var/lib/penstock/declarative", f"file://{tmp_path}/storage")
+    )
     password = address.password.reveal() if address.password is not None else ""
     settings = {"SHOP_DSN": address.dsn, "SHOP_STATE": str(tmp_path / "state"), "PGPASSWORD": password}
     found = find_spec("pyspark")

@@ -20,7 +20,9 @@ from tests.support.source.engine import Checkpoint, LocalSource
 from tests.support.waiting import wait_for
 
 
-def test_second_query_of_one_consumer_is_refused_and_others_are_not(local: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_query_of_one_consumer_is_refused_and_others_are_not(
+    local: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "_ENDING_SECONDS", 0.3)
     local.insert(1, 3)
     with local.run() as first:
@@ -69,14 +71,21 @@ def test_query_behind_a_separate_capture_reports_that_none_runs(
     with caplog.at_level(logging.WARNING), local.run(checkpoint, process="separate") as run:
         assert not run.step()
         assert not run.step()
-    assert [record.message for record in caplog.records if record.name == stream.__name__] == ["capture is not running"]
+    assert [record.message for record in caplog.records if record.name == stream.__name__] == [
+        "capture is not running"
+    ]
     # But not without end, if the query is to end.
     monkeypatch.setattr(stream, "_PATIENCE_SECONDS", 0.2)
-    with local.run(checkpoint, process="separate", endingPosition="FF/0") as run, pytest.raises(CaptureMissingError):
+    with (
+        local.run(checkpoint, process="separate", endingPosition="FF/0") as run,
+        pytest.raises(CaptureMissingError),
+    ):
         run.step()
 
 
-def test_numeric_that_the_capture_writes_otherwise_is_named_before_the_first_batch(local: LocalSource) -> None:
+def test_numeric_that_the_capture_writes_otherwise_is_named_before_the_first_batch(
+    local: LocalSource,
+) -> None:
     local.insert(1, 3)
     with local.run() as first:
         first.until(lambda rows: len(rows) == 3, "rows")

@@ -42,7 +42,9 @@ def test_N03_table_rewritten_after_the_sink_kept_a_batch_is_whole_in_the_end(loc
     local.database.execute("VACUUM FULL orders")
     with local.run(checkpoint, BLOCK, older=True) as run:
         run.until(lambda rows: fold(rows) == local.current, "rows equal to the table")
-    assert set(range(601, 1001)) <= {row["id"] for row in checkpoint.rows if row["_change_type"] == "snapshot"}
+    assert set(range(601, 1001)) <= {
+        row["id"] for row in checkpoint.rows if row["_change_type"] == "snapshot"
+    }
 
 
 def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_value(local: LocalSource) -> None:
@@ -61,7 +63,8 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
     assert local.database.query(size) == before
     checkpoint = Checkpoint()
     die_after_the_sink(local, checkpoint, batches=2)
-    # Room in the block of the batch that is passed over: the row from the end of the table takes it. The change does not carry its value.
+    # Room in the block of the batch that is passed over: the row from the end of the table takes it. The
+    # change does not carry its value.
     execute("DELETE FROM orders WHERE id = ANY (%s)", [row["id"] for row in checkpoint.kept[1][:100]])
     execute("VACUUM orders")
     execute("UPDATE orders SET id = id WHERE id = 900")
@@ -109,11 +112,19 @@ def keyless(local: LocalSource) -> None:
 def test_changes_of_a_keyed_table_do_not_end_the_snapshot_of_one_without_a_key(local: LocalSource) -> None:
     keyless(local)
     checkpoint = Checkpoint()
-    options = {**BLOCK, "maxBytesPerBatch": str(3 * 8192), "table": "", "tables": "public.aaa_keyed, public.keyless"}
+    options = {
+        **BLOCK,
+        "maxBytesPerBatch": str(3 * 8192),
+        "table": "",
+        "tables": "public.aaa_keyed, public.keyless",
+    }
     with local.run(checkpoint, options) as run:
         assert run.step()
         local.database.execute("TRUNCATE aaa_keyed")
-        run.until(lambda rows: {row["_change_type"] for row in rows} >= {"truncate"}, "the changes after the snapshot")
+        run.until(
+            lambda rows: {row["_change_type"] for row in rows} >= {"truncate"},
+            "the changes after the snapshot",
+        )
     names = [row["_table"] for row in checkpoint.rows if row["_change_type"] == "snapshot"]
     assert names == ["public.keyless"] * 1000
 
@@ -140,11 +151,16 @@ def test_fix_of_a_snapshot_without_a_key_that_was_lost_works(local: LocalSource)
         run.until(lambda rows: len(rows) == 1001, "the next change")
 
 
-def test_snapshot_of_more_pieces_than_places_can_be_given_to_is_refused(local: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_of_more_pieces_than_places_can_be_given_to_is_refused(
+    local: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert snapshots._MOST_STEPS * snapshots._ORDINALS_PER_STEP <= 1 << 63
     local.insert(1, 1000)
     monkeypatch.setattr(snapshots, "_MOST_FIRST_STEPS", 2)
-    with local.run(Checkpoint(), BLOCK) as run, pytest.raises(ConfigError, match="more than the limit of 2") as raised:
+    with (
+        local.run(Checkpoint(), BLOCK) as run,
+        pytest.raises(ConfigError, match="more than the limit of 2") as raised,
+    ):
         run.step()
     assert "chunkBytes" in str(raised.value.hint)
 

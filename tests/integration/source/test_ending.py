@@ -35,7 +35,8 @@ def test_stopping_an_idle_query_releases_the_slot(source: ChangeSource) -> None:
 def test_stopping_a_busy_query_releases_the_slot_and_the_spool(source: ChangeSource) -> None:
     run = source.start()
     source.insert(1, 50_000)
-    # Stopped before it has written its first offset, Spark would take its own temporary file for a foreign checkpoint.
+    # Stopped before it has written its first offset, Spark would take its own temporary file for a foreign
+    # checkpoint.
     run.wait_for((source.checkpoint / "offsets" / "0").exists, "first batch")
     run.stop()
     source.wait_for_idle_slot(RELEASE_SECONDS)
@@ -71,14 +72,24 @@ finally:
 
 
 @pytest.mark.parametrize("ending", ["signals", "closed input"])
-def test_released_position_is_confirmed_although_spark_signals_twice(ending: str, database: Database, tmp_path: Path) -> None:
-    """Spark ends the reader's process with SIGTERM, closes its input, and sends SIGTERM again while it is ending."""
+def test_released_position_is_confirmed_although_spark_signals_twice(
+    ending: str, database: Database, tmp_path: Path
+) -> None:
+    """Spark ends the reader's process with SIGTERM, closes its input, and sends SIGTERM again while it is
+    ending.
+    """
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     address = SourceAddress.parse(database.dsn)
     ensure_capture(address, database.name, database.name, [TableName("public", "orders")])
     database.execute("INSERT INTO orders VALUES (1)")
     spool = tmp_path / "spool"
-    options = {"dsn": address.dsn, "slot": database.name, "publication": database.name, "spool": str(spool), "quietSeconds": "0.1"}
+    options = {
+        "dsn": address.dsn,
+        "slot": database.name,
+        "publication": database.name,
+        "spool": str(spool),
+        "quietSeconds": "0.1",
+    }
     if address.password is not None:
         options["password"] = address.password.reveal()
     with subprocess.Popen(
@@ -98,5 +109,8 @@ def test_released_position_is_confirmed_although_spark_signals_twice(ending: str
         assert process.stdout.readline() == "stopping\n"
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
-    rows = database.query("SELECT confirmed_flush_lsn::text, active FROM pg_replication_slots WHERE slot_name = %s", database.name)
+    rows = database.query(
+        "SELECT confirmed_flush_lsn::text, active FROM pg_replication_slots WHERE slot_name = %s",
+        database.name,
+    )
     assert (Position.parse(rows[0][0]), rows[0][1]) == (released, False)

@@ -41,12 +41,17 @@ def exactly(text: str) -> dict[str, object]:
 
 
 def of(rows: list[Row], table: str) -> list[Row]:
-    return sorted((row for row in rows if row["_table"] == table), key=lambda row: (row["_commit_version"], row["_ordinal"]))
+    return sorted(
+        (row for row in rows if row["_table"] == table),
+        key=lambda row: (row["_commit_version"], row["_ordinal"]),
+    )
 
 
 @pytest.mark.source
 @pytest.mark.newest
-def test_tables_share_a_stream_as_exact_json_with_their_snapshot_first_under_any_schema_change(source: ChangeSource) -> None:
+def test_tables_share_a_stream_as_exact_json_with_their_snapshot_first_under_any_schema_change(
+    source: ChangeSource,
+) -> None:
     execute = source.database.execute
     execute(ODD)
     execute("CREATE TABLE keyless (a int, b text)")
@@ -55,10 +60,15 @@ def test_tables_share_a_stream_as_exact_json_with_their_snapshot_first_under_any
     source.insert(1, 2)
     execute(f"INSERT INTO odd VALUES {VALUES}", 'q"\\\n')
     execute("INSERT INTO aside VALUES (1)")
-    run = source.start(table="", tables="public.o*, public.keyless", startingPosition=SNAPSHOT, consumer="many")
+    run = source.start(
+        table="", tables="public.o*, public.keyless", startingPosition=SNAPSHOT, consumer="many"
+    )
     found = run.wait_for_rows(3)
     assert {row["_change_type"] for row in found} == {"snapshot"}
-    assert [(row["key"], row["before"]) for row in of(found, "public.orders")] == [('{"id":1}', None), ('{"id":2}', None)]
+    assert [(row["key"], row["before"]) for row in of(found, "public.orders")] == [
+        ('{"id":1}', None),
+        ('{"id":2}', None),
+    ]
     (odd,) = of(found, "public.odd")
     assert exactly(odd["after"]) == AFTER
     with source.database.transaction():
@@ -73,11 +83,23 @@ def test_tables_share_a_stream_as_exact_json_with_their_snapshot_first_under_any
     rows = run.wait_for_rows(9)[3:]
     (kept,) = of(rows, "public.odd")
     assert kept["_unchanged"] == ["long"]
-    assert exactly(kept["after"]) == {name: value for name, value in AFTER.items() if name != "long"} | {"n": 2}
+    assert exactly(kept["after"]) == {name: value for name, value in AFTER.items() if name != "long"} | {
+        "n": 2
+    }
     gone, wider, emptied = of(rows, "public.orders")
-    assert (gone["_change_type"], gone["key"], gone["before"], gone["after"]) == ("delete", '{"id":1}', '{"id":1}', None)
+    assert (gone["_change_type"], gone["key"], gone["before"], gone["after"]) == (
+        "delete",
+        '{"id":1}',
+        '{"id":1}',
+        None,
+    )
     assert (wider["_change_type"], wider["after"]) == ("insert", '{"id":7,"note":null,"more":8}')
-    assert (emptied["_change_type"], emptied["key"], emptied["before"], emptied["after"]) == ("truncate", None, None, None)
+    assert (emptied["_change_type"], emptied["key"], emptied["before"], emptied["after"]) == (
+        "truncate",
+        None,
+        None,
+        None,
+    )
     born, died = of(rows, "public.keyless")
     assert (born["key"], born["after"], died["before"]) == (None, '{"a":1,"b":"x"}', '{"a":1,"b":"x"}')
     assert of(rows, "public.aside") == []
@@ -90,10 +112,21 @@ def test_N15_partitioned_table_is_read_once_under_the_name_of_its_root(source: C
     execute("CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (10)")
     execute("CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (10) TO (20)")
     execute("INSERT INTO parts VALUES (1), (11)")
-    run = source.start(table="", tables="public.parts*", startingPosition=SNAPSHOT, slot=f"{source.slot}_parts", publication="")
-    assert {(row["_table"], row["key"]) for row in run.wait_for_rows(2)} == {("public.parts", '{"id":1}'), ("public.parts", '{"id":11}')}
+    run = source.start(
+        table="",
+        tables="public.parts*",
+        startingPosition=SNAPSHOT,
+        slot=f"{source.slot}_parts",
+        publication="",
+    )
+    assert {(row["_table"], row["key"]) for row in run.wait_for_rows(2)} == {
+        ("public.parts", '{"id":1}'),
+        ("public.parts", '{"id":11}'),
+    }
     execute("INSERT INTO parts VALUES (2), (12)")
-    assert {(row["_table"], row["_change_type"]) for row in run.wait_for_rows(4)[2:]} == {("public.parts", "insert")}
+    assert {(row["_table"], row["_change_type"]) for row in run.wait_for_rows(4)[2:]} == {
+        ("public.parts", "insert")
+    }
 
 
 def test_without_any_name_the_publication_says_which_tables_there_are(source: ChangeSource) -> None:

@@ -34,7 +34,9 @@ def refuse(number: int) -> None:
         ({"segmentRows": "many"}, "PEN-1001", "segmentRows"),
     ],
 )
-def test_option_that_leads_nowhere_is_named(source: ChangeSource, options: dict[str, str], code: str, words: str) -> None:
+def test_option_that_leads_nowhere_is_named(
+    source: ChangeSource, options: dict[str, str], code: str, words: str
+) -> None:
     with pytest.raises(PySparkException) as raised:
         source.reader({"password": NEEDLE, **options}).load()
     assert code in str(raised.value)
@@ -72,7 +74,11 @@ def test_password_is_nowhere_to_be_seen(source: ChangeSource, capsys: pytest.Cap
     assert failed.query is not None
     assert "public.orders" in seen
     assert password not in seen
-    assert [path for path in written(source.checkpoint) + written(source.spool) if password.encode() in path.read_bytes()] == []
+    assert [
+        path
+        for path in written(source.checkpoint) + written(source.spool)
+        if password.encode() in path.read_bytes()
+    ] == []
 
 
 def test_failure_of_the_capture_reaches_the_query_with_its_code(source: ChangeSource) -> None:

@@ -62,11 +62,15 @@ def test_N01_rows_that_were_there_come_first_and_changes_from_the_fence_on(sourc
     assert all(row["_commit_version"] > fence for row in rows if row["_change_type"] != "snapshot")
     places = [(row["_commit_version"], row["_ordinal"]) for row in rows]
     assert len(set(places)) == len(places)
-    assert {(row["_commit_timestamp"], row["_xid"], row["_unchanged"], row["_exact"]) for row in found} == {(None, 0, None, None)}
+    assert {(row["_commit_timestamp"], row["_xid"], row["_unchanged"], row["_exact"]) for row in found} == {
+        (None, 0, None, None)
+    }
     assert len([batch for batch in run.filled if batch.rows[0]["_change_type"] == "snapshot"]) >= 5
 
 
-def test_N10_snapshot_is_the_default_and_needs_neither_slot_nor_publication_before(source: ChangeSource) -> None:
+def test_N10_snapshot_is_the_default_and_needs_neither_slot_nor_publication_before(
+    source: ChangeSource,
+) -> None:
     source.drop_slot()
     source.database.execute(f"DROP PUBLICATION {source.slot}")
     source.insert(1, 3)
@@ -101,7 +105,9 @@ def fill_to_the_brim(source: ChangeSource) -> None:
 
 @pytest.mark.source
 @pytest.mark.newest
-def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_right(source: ChangeSource) -> None:
+def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_right(
+    source: ChangeSource,
+) -> None:
     fill_to_the_brim(source)
 
     def fail_on_the_third(number: int) -> None:
@@ -112,12 +118,19 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
     assert "BatchRefusedError" in first.wait_for_failure()
     source.wait_for_idle_slot()
     # As long as the snapshot is held, VACUUM takes nothing away.
-    held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'penstock snapshot%'"
-    wait_for(lambda: source.database.query(held) == [(0,)], "end of the snapshot", lambda: source.database.query(held))
+    held = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE 'penstock snapshot%'"
+    )
+    wait_for(
+        lambda: source.database.query(held) == [(0,)],
+        "end of the snapshot",
+        lambda: source.database.query(held),
+    )
     done = snapshot_ids(first.rows)
     assert 0 < len(done) < 600
-    # A row moves, from a block still to be read, into the room that others leave in blocks that have been read. It keeps its long value, so
-    # that the change does not carry it.
+    # A row moves, from a block still to be read, into the room that others leave in blocks that have been
+    # read. It keeps its long value, so that the change does not carry it.
     source.database.execute("DELETE FROM orders WHERE id = ANY (%s)", done[: len(done) // 2])
     source.database.execute("VACUUM orders")
     source.database.execute("UPDATE orders SET id = id WHERE id = 900")
@@ -274,7 +287,11 @@ def test_N10_position_begins_with_the_commit_after_it(source: ChangeSource) -> N
 
 @pytest.mark.parametrize(
     ("position", "code", "words"),
-    [("0/10", "PEN-1205", "can no longer be read"), ("FF/0", "PEN-1001", "reaches only to"), ("yesterday", "PEN-1001", "startingPosition")],
+    [
+        ("0/10", "PEN-1205", "can no longer be read"),
+        ("FF/0", "PEN-1001", "reaches only to"),
+        ("yesterday", "PEN-1001", "startingPosition"),
+    ],
 )
 def test_unavailable_position_is_refused(source: ChangeSource, position: str, code: str, words: str) -> None:
     try:

@@ -83,20 +83,27 @@ def test_consumer_that_takes_over_the_slot_is_told_about_the_gap_too(local: Loca
         (["ALTER TABLE orders RENAME TO former"], "is called public.former now"),
     ],
 )
-def test_unlogged_changes_are_detected_while_the_query_runs(local: LocalSource, statements: list[str], words: str) -> None:
+def test_unlogged_changes_are_detected_while_the_query_runs(
+    local: LocalSource, statements: list[str], words: str
+) -> None:
     watch = begin(local)
     alter(local, *statements)
     with pytest.raises(TableGapError, match=words):
         watch.check()
 
 
-def test_table_that_is_dropped_or_deliberately_unpublished_is_no_gap_but_one_that_returns_is(local: LocalSource) -> None:
+def test_table_that_is_dropped_or_deliberately_unpublished_is_no_gap_but_one_that_returns_is(
+    local: LocalSource,
+) -> None:
     alter(local, ANOTHER)
     watch = begin(local, table="")
     assert {str(name) for name in load_memberships(local.spool, "spark-all")} == {"public.orders"}
     alter(local, "ALTER PUBLICATION {slot} ADD TABLE another")
     watch.check()
-    assert {str(name) for name in load_memberships(local.spool, "spark-all")} == {"public.another", "public.orders"}
+    assert {str(name) for name in load_memberships(local.spool, "spark-all")} == {
+        "public.another",
+        "public.orders",
+    }
     alter(local, "DROP TABLE another", LEAVE)
     watch.check()
     alter(local, JOIN)
@@ -118,15 +125,27 @@ def test_a_locked_table_holds_up_neither_a_running_query_nor_one_that_starts(loc
         TableWatch(SourceRequest.parse(local.options)).check()
 
 
-def test_partition_without_its_roots_key_ends_a_query_of_several_tables_which_continues_after_the_fix(local: LocalSource) -> None:
-    alter(local, "CREATE TABLE parted (id int, code int NOT NULL, ts int, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)")
-    alter(local, "CREATE UNIQUE INDEX by_code ON parted (code, ts)", "ALTER TABLE parted REPLICA IDENTITY USING INDEX by_code")
+def test_partition_without_its_roots_key_ends_a_query_of_several_tables_which_continues_after_the_fix(
+    local: LocalSource,
+) -> None:
+    alter(
+        local,
+        "CREATE TABLE parted (id int, code int NOT NULL, ts int, PRIMARY KEY (id, ts)) "
+        "PARTITION BY RANGE (ts)",
+    )
+    alter(
+        local,
+        "CREATE UNIQUE INDEX by_code ON parted (code, ts)",
+        "ALTER TABLE parted REPLICA IDENTITY USING INDEX by_code",
+    )
     local.insert(1, 3)
     checkpoint = Checkpoint()
     options = {"table": "", "tables": "public.*"}
     with local.run(checkpoint, options) as run:
         run.until(lambda rows: len(rows) == 3, "rows")
-        alter(local, "CREATE TABLE parted_a PARTITION OF parted DEFAULT", "INSERT INTO parted VALUES (4, 4, 4)")
+        alter(
+            local, "CREATE TABLE parted_a PARTITION OF parted DEFAULT", "INSERT INTO parted VALUES (4, 4, 4)"
+        )
         local.insert(5, 6)
         run.reader._tables._due = 1.0  # it is time to look again
         with pytest.raises(PartitionIdentityError, match=r"partition public\.parted_a logs") as raised:

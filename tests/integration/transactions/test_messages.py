@@ -37,11 +37,20 @@ def test_X07_messages_of_requested_prefixes_are_kept_once_over_restarts(source: 
         source.database.execute(send("last", transactional=False))
         source.catch_up(capture)
     kept = source.messages()
-    assert [each.content.decode() for each in kept] == ["first", "alone", "loose", "between", "loose too", "last"]
+    assert [each.content.decode() for each in kept] == [
+        "first",
+        "alone",
+        "loose",
+        "between",
+        "loose too",
+        "last",
+    ]
     between = kept[3]
     assert (between.prefix, between.ordinal, between.is_transactional) == ("penstock", 2, True)
     assert {row["_xid"] for row in source.changes("t")} == {between.xid}
-    assert {row["_commit_version"] for row in source.changes("t")} == {between.position.value if between.position else None}
+    assert {row["_commit_version"] for row in source.changes("t")} == {
+        between.position.value if between.position else None
+    }
     assert source.mirrored("t") == source.actual("t")
 
 

@@ -15,7 +15,9 @@ FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
 
 @pytest.mark.versions(14, 18)
-def test_X04_a_prepared_transaction_arrives_whole_when_it_commits_also_after_a_restart(source: TransactionSource) -> None:
+def test_X04_a_prepared_transaction_arrives_whole_when_it_commits_also_after_a_restart(
+    source: TransactionSource,
+) -> None:
     name = source.database.name
     with source.capture() as capture:
         for part, (low, high) in enumerate(((1, 10), (101, 3000), (5001, 8000))):
@@ -39,7 +41,9 @@ def test_X04_a_prepared_transaction_arrives_whole_when_it_commits_also_after_a_r
 def test_X04_a_two_phase_slot_is_refused_before_a_row_of_it_is_lost(source: TransactionSource) -> None:
     name = source.database.name
     source.database.execute("SELECT pg_drop_replication_slot(%s)", source.slot)
-    source.database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", source.slot)
+    source.database.execute(
+        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", source.slot
+    )
     with source.database.transaction():
         source.database.execute(FILL.format(1, 10))
         source.database.execute(f"PREPARE TRANSACTION '{name}'")

@@ -16,8 +16,15 @@ FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
 
 @pytest.mark.versions(14, 15, 16, 17, 18)
-def test_X03_interleaved_transactions_with_savepoints_arrive_as_they_committed(source: TransactionSource) -> None:
-    with source.capture() as capture, source.database.connect() as a, source.database.connect() as b, source.database.connect() as c:
+def test_X03_interleaved_transactions_with_savepoints_arrive_as_they_committed(
+    source: TransactionSource,
+) -> None:
+    with (
+        source.capture() as capture,
+        source.database.connect() as a,
+        source.database.connect() as b,
+        source.database.connect() as c,
+    ):
         (xid,) = a.execute("SELECT txid_current()").fetchone() or (0,)
         a.execute(FILL.format(1, 2000))
         b.execute(FILL.format(10_001, 12_000))
@@ -80,7 +87,12 @@ def test_X03_a_transaction_sees_its_own_ddl_and_forgets_rolled_back_ddl(source: 
     assert source.kinds["A"] >= 1
     rows = {row["id"]: {name for name in row if not name.startswith("_")} for row in source.changes("u")}
     assert len(rows) == 8002
-    for key, names in ((1, {"id", "n"}), (2001, {"id", "n", "extra"}), (6001, {"id", "n", "extra"}), (8001, {"id", "m", "extra"})):
+    for key, names in (
+        (1, {"id", "n"}),
+        (2001, {"id", "n", "extra"}),
+        (6001, {"id", "n", "extra"}),
+        (8001, {"id", "m", "extra"}),
+    ):
         assert rows[key] == names
     assert rows[10_001] == rows[10_002] == {"id", "m", "extra"}
     assert source.mirrored("t") == source.actual("t")
@@ -89,7 +101,10 @@ def test_X03_a_transaction_sees_its_own_ddl_and_forgets_rolled_back_ddl(source: 
 def test_X02_a_long_transaction_is_held_in_pieces_not_in_memory(source: TransactionSource) -> None:
     with source.capture() as capture, source.database.connect() as a:
         a.execute(FILL.format(1, 50_000))
-        wait_for(lambda: bool(source.open_files) or source.kinds["I"] > 40_000, "rows on their way before the commit")
+        wait_for(
+            lambda: bool(source.open_files) or source.kinds["I"] > 40_000,
+            "rows on their way before the commit",
+        )
         a.commit()
         source.catch_up(capture)
     assert source.kinds["S"] > 50
@@ -100,7 +115,9 @@ def test_X02_a_long_transaction_is_held_in_pieces_not_in_memory(source: Transact
     assert source.left_over == []
 
 
-def test_X02_a_long_transaction_that_is_rolled_back_at_its_end_leaves_nothing(source: TransactionSource) -> None:
+def test_X02_a_long_transaction_that_is_rolled_back_at_its_end_leaves_nothing(
+    source: TransactionSource,
+) -> None:
     with source.capture() as capture, source.database.connect() as a:
         a.execute(FILL.format(1, 50_000))
         wait_for(lambda: source.kinds["I"] > 40_000, "most rows received before the end")
@@ -113,7 +130,9 @@ def test_X02_a_long_transaction_that_is_rolled_back_at_its_end_leaves_nothing(so
 
 
 @pytest.mark.versions(14, 18)
-def test_H02_the_slot_moves_on_while_a_transaction_is_open_and_a_restart_still_brings_it_whole(source: TransactionSource) -> None:
+def test_H02_the_slot_moves_on_while_a_transaction_is_open_and_a_restart_still_brings_it_whole(
+    source: TransactionSource,
+) -> None:
     with source.database.connect() as a:
         with source.capture() as capture:
             a.execute(FILL.format(1, 3000))
@@ -132,7 +151,9 @@ def test_H02_the_slot_moves_on_while_a_transaction_is_open_and_a_restart_still_b
     assert source.left_over == []
 
 
-def test_X06_L02_a_restart_after_any_kind_of_event_neither_loses_nor_doubles(source: TransactionSource) -> None:
+def test_X06_L02_a_restart_after_any_kind_of_event_neither_loses_nor_doubles(
+    source: TransactionSource,
+) -> None:
     send = "SELECT pg_logical_emit_message({}, 'penstock', '{}')"
     with source.database.connect() as a, source.database.connect(autocommit=True) as b:
         events = [
@@ -187,7 +208,9 @@ def test_X05_changes_are_ordered_by_commit_not_by_xid(source: TransactionSource)
     assert first["_commit_version"] < second["_commit_version"]
 
 
-def test_X08_a_transaction_from_elsewhere_is_captured_and_its_origin_stays_with_it(source: TransactionSource) -> None:
+def test_X08_a_transaction_from_elsewhere_is_captured_and_its_origin_stays_with_it(
+    source: TransactionSource,
+) -> None:
     name = f"elsewhere_{source.database.name}"
     with source.capture() as capture, source.database.connect(autocommit=True) as a:
         a.execute("SELECT pg_replication_origin_create(%s)", [name])
@@ -205,7 +228,9 @@ def test_X08_a_transaction_from_elsewhere_is_captured_and_its_origin_stays_with_
     assert source.mirrored("t") == source.actual("t")
 
 
-def test_X09_a_commit_that_did_not_wait_for_the_disk_is_captured_with_its_time(source: TransactionSource) -> None:
+def test_X09_a_commit_that_did_not_wait_for_the_disk_is_captured_with_its_time(
+    source: TransactionSource,
+) -> None:
     with source.capture() as capture, source.database.connect(autocommit=True) as a:
         a.execute("SET synchronous_commit = off")
         a.execute(FILL.format(1, 3))
@@ -213,5 +238,7 @@ def test_X09_a_commit_that_did_not_wait_for_the_disk_is_captured_with_its_time(s
         a.execute("SET synchronous_commit = on")
         a.execute(FILL.format(4001, 4001))
         source.catch_up(capture)
-    times: dict[int, datetime] = dict(source.database.query("SELECT id, pg_xact_commit_timestamp(xmin) FROM public.t"))
+    times: dict[int, datetime] = dict(
+        source.database.query("SELECT id, pg_xact_commit_timestamp(xmin) FROM public.t")
+    )
     assert {row["id"]: row["_commit_timestamp"] for row in source.changes("t")} == times

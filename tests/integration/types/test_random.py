@@ -65,7 +65,9 @@ def _sparse(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Read:
-    """A type that both psycopg and Arrow give otherwise than as its text: how it is made, asked for, and understood."""
+    """A type that both psycopg and Arrow give otherwise than as its text: how it is made, asked for, and
+    understood.
+    """
 
     value: str
     asked: str
@@ -76,7 +78,12 @@ class Read:
 READ = {
     "money": Read("((random() - 0.5) * 1e12)::numeric::money", "({}::numeric)::text", Decimal),
     "random_count": Read("(random() * 1e15)::int8", "{}::text", int),
-    "hstore": Read(f"hstore(ARRAY['a', {TEXT}], ARRAY[{TEXT}, NULL])", "public.hstore_to_json({})::text", json.loads, "hstore"),
+    "hstore": Read(
+        f"hstore(ARRAY['a', {TEXT}], ARRAY[{TEXT}, NULL])",
+        "public.hstore_to_json({})::text",
+        json.loads,
+        "hstore",
+    ),
     "vector": Read(f"ARRAY[{_FLOATS}]::vector", "{}::text", _floats, "vector"),
     "vector(3)": Read(f"ARRAY[{_FLOATS}]::vector", "{}::text", _floats, "vector"),
     "halfvec": Read(f"ARRAY[{_FLOATS}]::real[]::halfvec", "{}::text", _floats, "vector"),
@@ -102,7 +109,9 @@ def values(paths: BothPaths, postgres_version: int) -> dict[str, str]:
 
 
 @pytest.mark.versions(17, 18)
-def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(paths: BothPaths, values: dict[str, str]) -> None:
+def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(
+    paths: BothPaths, values: dict[str, str]
+) -> None:
     columns = ", ".join(f"c{at} {name}, a{at} {name}[]" for at, name in enumerate(values))
     paths.database.execute(f"CREATE TABLE random_values (id int PRIMARY KEY, {columns})")
     made = ", ".join(f"{_sometimes(value)}, {_array(name, value)}" for name, value in values.items())
@@ -123,13 +132,17 @@ def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(paths:
 
 
 @pytest.mark.versions(17, 18)
-def test_random_values_of_every_type_that_may_be_a_key_find_their_row_by_both_roads(paths: BothPaths, values: dict[str, str]) -> None:
+def test_random_values_of_every_type_that_may_be_a_key_find_their_row_by_both_roads(
+    paths: BothPaths, values: dict[str, str]
+) -> None:
     keys = {name: value for name, value in values.items() if name not in UNORDERED and name != "hstore"}
     expected = {}
     for at, (type_name, value) in enumerate(keys.items()):
         table = f"random_key_{at}"
         paths.database.execute(f"CREATE TABLE {table} (x {type_name} PRIMARY KEY, v int)")
-        paths.database.execute(f"INSERT INTO {table} SELECT {value}, 0 FROM generate_series(1, {KEYS}) ON CONFLICT DO NOTHING")
+        paths.database.execute(
+            f"INSERT INTO {table} SELECT {value}, 0 FROM generate_series(1, {KEYS}) ON CONFLICT DO NOTHING"
+        )
         rows = _ask(paths, f"SELECT {_asked('x', type_name)} FROM public.{table}")
         expected[table] = [(_python(row[0], type_name), None) for row in rows]
     assert all(expected.values())
@@ -141,7 +154,9 @@ def _sometimes(value: str) -> str:
 
 
 def _array(name: str, value: str) -> str:
-    """Zero to three elements; random() needs a reference to the outer row, or it is evaluated once for all."""
+    """Zero to three elements; random() needs a reference to the outer row, or it is evaluated once for
+    all.
+    """
     full = ", ".join(_sometimes(value) for _ in range(3))
     return f"(ARRAY[{full}]::{name}[])[1:(random() * 3)::int]"
 
@@ -159,7 +174,10 @@ def _asked(column: str, type_name: str) -> str:
     if not column.startswith("a"):
         return f"CASE WHEN {column} IS DISTINCT FROM NULL THEN {text.format(column)} END"
     each = f"SELECT CASE WHEN {column}[n] IS DISTINCT FROM NULL THEN {text.format(f'{column}[n]')} END"
-    return f"CASE WHEN {column} IS NOT NULL THEN ARRAY({each} FROM generate_subscripts({column}, 1) n ORDER BY n) END"
+    return (
+        f"CASE WHEN {column} IS NOT NULL THEN ARRAY({each} FROM generate_subscripts({column}, 1) n "
+        "ORDER BY n) END"
+    )
 
 
 def _python(value: Any, type_name: str) -> Any:

@@ -30,34 +30,62 @@ def test_T01_integers_and_booleans_are_exact(paths: BothPaths) -> None:
         "oid": [("4294967295", 4294967295), ("0", 0)],
     }
     schema = paths.check(columns)
-    assert [column.arrow_type for column in schema.columns[1:6]] == [pa.bool_(), pa.int16(), pa.int32(), pa.int64(), pa.int64()]
+    assert [column.arrow_type for column in schema.columns[1:6]] == [
+        pa.bool_(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.int64(),
+    ]
     paths.check_key(columns)
 
 
 def test_T01_serial_columns_are_their_integers(paths: BothPaths) -> None:
     paths.database.execute("CREATE TABLE serials (id serial PRIMARY KEY, a smallserial, b bigserial)")
-    assert [column.arrow_type for column in paths.catalog("serials")[1].columns] == [pa.int32(), pa.int16(), pa.int64()]
+    assert [column.arrow_type for column in paths.catalog("serials")[1].columns] == [
+        pa.int32(),
+        pa.int16(),
+        pa.int64(),
+    ]
 
 
 def test_T02_floats_keep_nan_infinity_and_every_bit(paths: BothPaths) -> None:
-    special: list[tuple[str, Any]] = [("'NaN'", math.nan), ("'Infinity'", math.inf), ("'-Infinity'", -math.inf), ("'-0'", -0.0)]
+    special: list[tuple[str, Any]] = [
+        ("'NaN'", math.nan),
+        ("'Infinity'", math.inf),
+        ("'-Infinity'", -math.inf),
+        ("'-0'", -0.0),
+    ]
     columns: dict[str, list[tuple[str, Any]]] = {
-        "real": [*special, ("1e-45", 1.401298464324817e-45), ("3.4028235e38", 3.4028234663852886e38), ("0.1", 0.10000000149011612)],
+        "real": [
+            *special,
+            ("1e-45", 1.401298464324817e-45),
+            ("3.4028235e38", 3.4028234663852886e38),
+            ("0.1", 0.10000000149011612),
+        ],
         "double precision": [*special, ("5e-324", 5e-324), ("1e300", 1e300), ("0.1", 0.1), ("pi()", math.pi)],
     }
     paths.check(columns)
-    paths.check_key({name: [value for value in values if value[0] != "'-0'"] for name, values in columns.items()})
+    paths.check_key(
+        {name: [value for value in values if value[0] != "'-0'"] for name, values in columns.items()}
+    )
 
 
 def test_T03_a_declared_numeric_is_that_decimal(paths: BothPaths) -> None:
     columns: dict[str, list[tuple[str, Any]]] = {
-        "numeric(10,2)": [("0", Decimal("0.00")), ("-99999999.99", Decimal("-99999999.99")), ("1.005", Decimal("1.01"))],
+        "numeric(10,2)": [
+            ("0", Decimal("0.00")),
+            ("-99999999.99", Decimal("-99999999.99")),
+            ("1.005", Decimal("1.01")),
+        ],
         "numeric(38,0)": [("9" * 38, Decimal("9" * 38)), ("-" + "9" * 38, Decimal("-" + "9" * 38))],
         "numeric(38,38)": [("0." + "9" * 38, Decimal("0." + "9" * 38)), ("1e-38", Decimal("1E-38"))],
         "numeric(1)": [("9", Decimal(9))],
     }
     schema = paths.check(columns)
-    assert [column.arrow_type for column in schema.columns[1:5]] == [pa.decimal128(*each) for each in ((10, 2), (38, 0), (38, 38), (1, 0))]
+    assert [column.arrow_type for column in schema.columns[1:5]] == [
+        pa.decimal128(*each) for each in ((10, 2), (38, 0), (38, 38), (1, 0))
+    ]
     paths.check_key(columns)
 
 
@@ -72,7 +100,10 @@ def test_T04_an_unbounded_numeric_is_exact_or_its_text(paths: BothPaths) -> None
             (small, Exactly(small)),
             ("1e20", Exactly("1" + "0" * 20)),
         ],
-        "numeric(50,10)": [("1e30", Exactly("1" + "0" * 30 + "." + "0" * 10)), ("0.5", Decimal("0.500000000000000000"))],
+        "numeric(50,10)": [
+            ("1e30", Exactly("1" + "0" * 30 + "." + "0" * 10)),
+            ("0.5", Decimal("0.500000000000000000")),
+        ],
     }
     schema = paths.check(columns)
     assert schema.columns[1].arrow_type == schema.columns[2].arrow_type == pa.decimal128(38, 18)
@@ -81,7 +112,11 @@ def test_T04_an_unbounded_numeric_is_exact_or_its_text(paths: BothPaths) -> None
 
 def test_T05_numeric_nan_and_infinity_are_kept_as_text(paths: BothPaths) -> None:
     columns: dict[str, list[tuple[str, Any]]] = {
-        "numeric": [("'NaN'", Exactly("NaN")), ("'Infinity'", Exactly("Infinity")), ("'-Infinity'", Exactly("-Infinity"))],
+        "numeric": [
+            ("'NaN'", Exactly("NaN")),
+            ("'Infinity'", Exactly("Infinity")),
+            ("'-Infinity'", Exactly("-Infinity")),
+        ],
         "numeric(12,2)": [("'NaN'", Exactly("NaN")), ("1", Decimal("1.00"))],
     }
     paths.check(columns)
@@ -92,12 +127,21 @@ def test_T05_numeric_nan_and_infinity_are_kept_as_text(paths: BothPaths) -> None
 def test_T06_odd_scales_have_a_decimal_with_room_for_them(paths: BothPaths) -> None:
     schema = paths.check(
         {
-            "numeric(5,-2)": [("1234567", Decimal(1234600)), ("-9999900", Decimal(-9999900)), ("'NaN'", Exactly("NaN"))],
+            "numeric(5,-2)": [
+                ("1234567", Decimal(1234600)),
+                ("-9999900", Decimal(-9999900)),
+                ("'NaN'", Exactly("NaN")),
+            ],
             "numeric(3,5)": [("0.00999", Decimal("0.00999")), ("-0.00001", Decimal("-0.00001"))],
-            "numeric(38,-1)": [("1234567890123", Decimal("1234567890120.000000000000000000")), ("1e38", Exactly("1" + "0" * 38))],
+            "numeric(38,-1)": [
+                ("1234567890123", Decimal("1234567890120.000000000000000000")),
+                ("1e38", Exactly("1" + "0" * 38)),
+            ],
         }
     )
-    assert [column.arrow_type for column in schema.columns[1:4]] == [pa.decimal128(*each) for each in ((7, 0), (5, 5), (38, 18))]
+    assert [column.arrow_type for column in schema.columns[1:4]] == [
+        pa.decimal128(*each) for each in ((7, 0), (5, 5), (38, 18))
+    ]
 
 
 def test_T07_money_is_a_decimal_by_the_locale_of_our_connections(paths: BothPaths) -> None:
@@ -191,7 +235,11 @@ def test_T13_times_of_day_are_text(paths: BothPaths) -> None:
     columns = {
         "time": [("'00:00'", "00:00:00"), ("'24:00'", "24:00:00"), ("'23:59:59.999999'", "23:59:59.999999")],
         "time(2)": [("'12:34:56.789'", "12:34:56.79")],
-        "timetz": [("'12:00+05:30'", "12:00:00+05:30"), ("'24:00-15:59:59'", "24:00:00-15:59:59"), ("'00:00+00'", "00:00:00+00")],
+        "timetz": [
+            ("'12:00+05:30'", "12:00:00+05:30"),
+            ("'24:00-15:59:59'", "24:00:00-15:59:59"),
+            ("'00:00+00'", "00:00:00+00"),
+        ],
     }
     paths.check(columns)
     paths.check_key(columns)
@@ -233,7 +281,9 @@ def test_T15_moments_are_exact_or_their_text_in_utc(paths: BothPaths) -> None:
             ("'-infinity'", Exactly("-infinity")),
             ("'0044-03-15 12:00:00+00 BC'", Exactly("0044-03-15 12:00:00+00 BC")),
         ],
-        "timestamptz(1)": [("'2024-01-01 00:00:00.16+00'", datetime(2024, 1, 1, 0, 0, 0, 200_000, tzinfo=UTC))],
+        "timestamptz(1)": [
+            ("'2024-01-01 00:00:00.16+00'", datetime(2024, 1, 1, 0, 0, 0, 200_000, tzinfo=UTC))
+        ],
     }
     paths.check(columns)
     paths.check_key(columns)
@@ -264,7 +314,11 @@ def test_T17_json_is_its_text(paths: BothPaths) -> None:
     paths.check(
         {
             "json": [*documents, (f"'{big}'", big)],
-            "jsonb": [*documents[:5], ("""'{"b":1,"a":[1,2.50]}'""", '{"a": [1, 2.50], "b": 1}'), (f"'{big}'", big)],
+            "jsonb": [
+                *documents[:5],
+                ("""'{"b":1,"a":[1,2.50]}'""", '{"a": [1, 2.50], "b": 1}'),
+                (f"'{big}'", big),
+            ],
             "jsonpath": [("'$.a[*]'", '$."a"[*]')],
         }
     )
@@ -272,7 +326,12 @@ def test_T17_json_is_its_text(paths: BothPaths) -> None:
 
 
 def test_T18_uuid_and_xml_are_their_text(paths: BothPaths) -> None:
-    columns = {"uuid": [(f"'{UUID.upper()}'", UUID), ("'00000000-0000-0000-0000-000000000000'", "00000000-0000-0000-0000-000000000000")]}
+    columns = {
+        "uuid": [
+            (f"'{UUID.upper()}'", UUID),
+            ("'00000000-0000-0000-0000-000000000000'", "00000000-0000-0000-0000-000000000000"),
+        ]
+    }
     paths.check({**columns, **({"xml": same("<a b='1'>&amp;</a>", "text")} if _has_xml(paths) else {})})
     paths.check_key(columns)
 
@@ -314,9 +373,12 @@ def test_T20_geometric_types_are_their_text(paths: BothPaths) -> None:
 
 def test_T32_every_other_type_is_its_text(paths: BothPaths) -> None:
     paths.database.execute(
-        "CREATE TYPE custom; CREATE FUNCTION custom_in(cstring) RETURNS custom LANGUAGE internal IMMUTABLE STRICT AS 'textin'"
+        "CREATE TYPE custom; CREATE FUNCTION custom_in(cstring) RETURNS custom "
+        "LANGUAGE internal IMMUTABLE STRICT AS 'textin'"
     )
-    paths.database.execute("CREATE FUNCTION custom_out(custom) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout'")
+    paths.database.execute(
+        "CREATE FUNCTION custom_out(custom) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout'"
+    )
     paths.database.execute("CREATE TYPE custom (INPUT = custom_in, OUTPUT = custom_out)")
     paths.check(
         {

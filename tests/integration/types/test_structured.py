@@ -29,11 +29,17 @@ def create_like_text(paths: BothPaths, name: str, delimiter: str = ",") -> None:
     schema, _, plain = name.rpartition(".")
     functions = f"{schema}.{plain}" if schema else plain
     paths.database.execute(f"CREATE TYPE {name}")
-    for way, taken, given, internal in (("in", "cstring", name, "textin"), ("out", name, "cstring", "textout")):
+    for way, taken, given, internal in (
+        ("in", "cstring", name, "textin"),
+        ("out", name, "cstring", "textout"),
+    ):
         paths.database.execute(
-            f"CREATE FUNCTION {functions}_{way}({taken}) RETURNS {given} LANGUAGE internal IMMUTABLE STRICT AS '{internal}'"
+            f"CREATE FUNCTION {functions}_{way}({taken}) RETURNS {given} "
+            f"LANGUAGE internal IMMUTABLE STRICT AS '{internal}'"
         )
-    paths.database.execute(f"CREATE TYPE {name} (INPUT = {functions}_in, OUTPUT = {functions}_out, DELIMITER = '{delimiter}')")
+    paths.database.execute(
+        f"CREATE TYPE {name} (INPUT = {functions}_in, OUTPUT = {functions}_out, DELIMITER = '{delimiter}')"
+    )
 
 
 def test_T21_shapes_are_wkb_with_their_srid_in_any_schema(paths: BothPaths) -> None:
@@ -48,8 +54,17 @@ def test_T21_shapes_are_wkb_with_their_srid_in_any_schema(paths: BothPaths) -> N
         ("'not a shape'", Exactly("not a shape")),
     ]
     schema = paths.check({"geometry": values, "gis.geography": values})
-    assert [column.arrow_type for column in schema.columns[1:4]] == [GEOMETRY_TYPE, GEOMETRY_TYPE, pa.list_(GEOMETRY_TYPE)]
-    assert [column.reader for column in schema.columns[1:]] == ["geometry", "geography", "geometry[:]", "geography[:]"]
+    assert [column.arrow_type for column in schema.columns[1:4]] == [
+        GEOMETRY_TYPE,
+        GEOMETRY_TYPE,
+        pa.list_(GEOMETRY_TYPE),
+    ]
+    assert [column.reader for column in schema.columns[1:]] == [
+        "geometry",
+        "geography",
+        "geometry[:]",
+        "geography[:]",
+    ]
 
 
 @pytest.mark.versions(15, 18)
@@ -103,7 +118,9 @@ def test_T24_other_extension_types_are_their_text(paths: BothPaths) -> None:
         "seg": [("'1.0 .. 2.50'", "1.0 .. 2.50")],
     }
     paths.check(columns)
-    paths.check_key({name: values for name, values in columns.items() if name in ("citext", "ltree", "ean13", "cube")})
+    paths.check_key(
+        {name: values for name, values in columns.items() if name in ("citext", "ltree", "ean13", "cube")}
+    )
 
 
 @pytest.mark.versions(16, 18)
@@ -126,7 +143,9 @@ def test_T25_vectors_are_lists_and_sparse_ones_structs(paths: BothPaths) -> None
 def test_T25_another_type_of_the_same_name_is_its_text(paths: BothPaths) -> None:
     paths.database.execute("CREATE SCHEMA own")
     create_like_text(paths, "own.vector")
-    paths.check({"own.vector": [("'<1 2>'", Exactly("<1 2>")), ("'[1,2'", Exactly("[1,2")), ("'[1]'", [1.0])]})
+    paths.check(
+        {"own.vector": [("'<1 2>'", Exactly("<1 2>")), ("'[1,2'", Exactly("[1,2")), ("'[1]'", [1.0])]}
+    )
 
 
 def test_T26_text_search_types_are_their_text(paths: BothPaths) -> None:
@@ -151,7 +170,9 @@ def test_T26_text_search_types_are_their_text(paths: BothPaths) -> None:
 
 def test_T27_enums_are_their_labels(paths: BothPaths) -> None:
     paths.database.execute("CREATE SCHEMA other")
-    paths.database.execute("CREATE TYPE mood AS ENUM ('sad', 'so so', 'a,b\"c'); CREATE TYPE other.mood AS ENUM ('1')")
+    paths.database.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'so so', 'a,b\"c'); CREATE TYPE other.mood AS ENUM ('1')"
+    )
     paths.database.execute("""CREATE TYPE "Quoted Mood" AS ENUM ('NULL', '')""")
     columns: Values = {
         "mood": [("'sad'", "sad"), ("'so so'", "so so"), ("""'a,b"c'""", 'a,b"c')],
@@ -163,7 +184,10 @@ def test_T27_enums_are_their_labels(paths: BothPaths) -> None:
 
 
 def test_T27_a_label_added_in_mid_stream_is_a_value_like_others(paths: BothPaths) -> None:
-    paths.database.execute("CREATE TYPE step AS ENUM ('a'); CREATE TABLE steps (id int PRIMARY KEY, s step DEFAULT 'a', l step[])")
+    paths.database.execute(
+        "CREATE TYPE step AS ENUM ('a'); "
+        "CREATE TABLE steps (id int PRIMARY KEY, s step DEFAULT 'a', l step[])"
+    )
     paths.database.execute("INSERT INTO steps (id) VALUES (1)")
     assert [row["s"] for row in paths.live()["steps"].rows] == ["a"]
     paths.database.execute("ALTER TYPE step ADD VALUE 'b'")
@@ -174,8 +198,13 @@ def test_T27_a_label_added_in_mid_stream_is_a_value_like_others(paths: BothPaths
 
 
 def test_T28_domains_are_their_base_type_with_its_modifier(paths: BothPaths) -> None:
-    paths.database.execute("CREATE DOMAIN price AS numeric(12,2) CHECK (VALUE >= 0); CREATE DOMAIN net_price AS price NOT NULL DEFAULT 0")
-    paths.database.execute("CREATE DOMAIN tags AS text[]; CREATE DOMAIN code AS char(4); CREATE DOMAIN d_day AS date")
+    paths.database.execute(
+        "CREATE DOMAIN price AS numeric(12,2) CHECK (VALUE >= 0); "
+        "CREATE DOMAIN net_price AS price NOT NULL DEFAULT 0"
+    )
+    paths.database.execute(
+        "CREATE DOMAIN tags AS text[]; CREATE DOMAIN code AS char(4); CREATE DOMAIN d_day AS date"
+    )
     columns: Values = {
         "price": [("1.005", Decimal("1.01")), ("'NaN'", Exactly("NaN"))],
         "tags": [("'{a,NULL}'", ["a", None])],
@@ -198,7 +227,9 @@ def test_T28_domains_are_their_base_type_with_its_modifier(paths: BothPaths) -> 
 
 
 def test_T28_a_column_altered_to_a_domain_is_read_as_before(paths: BothPaths) -> None:
-    paths.database.execute("CREATE DOMAIN small AS int CHECK (VALUE < 10); CREATE TABLE altered (id int PRIMARY KEY, v int)")
+    paths.database.execute(
+        "CREATE DOMAIN small AS int CHECK (VALUE < 10); CREATE TABLE altered (id int PRIMARY KEY, v int)"
+    )
     paths.database.execute("INSERT INTO altered VALUES (1, 1)")
     paths.database.execute("ALTER TABLE altered ALTER v TYPE small; INSERT INTO altered VALUES (2, 2)")
     batches = [batch for batch in paths.changes() if batch.table.name.name == "altered"]
@@ -208,7 +239,9 @@ def test_T28_a_column_altered_to_a_domain_is_read_as_before(paths: BothPaths) ->
 
 
 def test_T28_a_dropped_type_is_read_by_the_name_in_its_message(paths: BothPaths) -> None:
-    paths.database.execute("CREATE DOMAIN short_lived AS int; CREATE TABLE gone (id int PRIMARY KEY, v short_lived)")
+    paths.database.execute(
+        "CREATE DOMAIN short_lived AS int; CREATE TABLE gone (id int PRIMARY KEY, v short_lived)"
+    )
     paths.database.execute("INSERT INTO gone VALUES (1, 5)")
     paths.database.execute("DROP TABLE gone; DROP DOMAIN short_lived")
     assert [row["v"] for row in paths.live()["gone"].rows] == [5]
@@ -216,12 +249,15 @@ def test_T28_a_dropped_type_is_read_by_the_name_in_its_message(paths: BothPaths)
 
 def test_T29_composites_are_their_text(paths: BothPaths) -> None:
     paths.database.execute(
-        "CREATE TYPE pair AS (a int, b text); CREATE TYPE nest AS (p pair, q pair[]); CREATE TABLE rowish (x int, y date)"
+        "CREATE TYPE pair AS (a int, b text); CREATE TYPE nest AS (p pair, q pair[]); "
+        "CREATE TABLE rowish (x int, y date)"
     )
     paths.check(
         {
             "pair": [("ROW(1, 'x')", "(1,x)"), ("ROW(NULL, '')", '(,"")'), ("ROW(NULL, NULL)", "(,)")],
-            "nest": [("""ROW(ROW(1, 'a"b'), ARRAY[ROW(2, 'c')::pair])""", r'("(1,""a""""b"")","{""(2,c)""}")')],
+            "nest": [
+                ("""ROW(ROW(1, 'a"b'), ARRAY[ROW(2, 'c')::pair])""", r'("(1,""a""""b"")","{""(2,c)""}")')
+            ],
             "rowish": [("ROW(1, '2024-01-31')", "(1,2024-01-31)")],
         }
     )
@@ -232,11 +268,18 @@ def test_T30_arrays_of_one_dimension_are_lists(paths: BothPaths) -> None:
         "text[]": [
             ("'{}'", []),
             ("ARRAY['a', NULL, 'NULL', 'null', '']", ["a", None, "NULL", "null", ""]),
-            (r"ARRAY['a,b', '{c}', 'd\"e', 'f\\g', E'h\ni', ' ', '🙂']", ["a,b", "{c}", 'd\\"e', "f\\\\g", "h\ni", " ", "🙂"]),
+            (
+                r"ARRAY['a,b', '{c}', 'd\"e', 'f\\g', E'h\ni', ' ', '🙂']",
+                ["a,b", "{c}", 'd\\"e', "f\\\\g", "h\ni", " ", "🙂"],
+            ),
             ("'[0:1]={a,b}'", Exactly("[0:1]={a,b}")),
             ("'[5:5]={NULL}'", Exactly("[5:5]={NULL}")),
         ],
-        "int[]": [("'{1,-2,NULL}'", [1, -2, None]), ("array_fill(7, ARRAY[10000])", [7] * 10_000), ("'[1:2]={1,2}'", [1, 2])],
+        "int[]": [
+            ("'{1,-2,NULL}'", [1, -2, None]),
+            ("array_fill(7, ARRAY[10000])", [7] * 10_000),
+            ("'[1:2]={1,2}'", [1, 2]),
+        ],
         "numeric(5,1)[]": [("'{1.25,NULL}'", [Decimal("1.3"), None]), ("'{1,NaN}'", Exactly("{1.0,NaN}"))],
         "numeric[]": [("'{1,1e30}'", Exactly("{1,1000000000000000000000000000000}"))],
         "date[]": [("'{2024-02-29,infinity}'", Exactly("{2024-02-29,infinity}"))],
@@ -252,8 +295,15 @@ def test_T30_arrays_of_one_dimension_are_lists(paths: BothPaths) -> None:
 def test_T31_arrays_of_more_dimensions_are_their_text(paths: BothPaths) -> None:
     paths.check(
         {
-            "int[]": [("'{{1,2},{3,4}}'", Exactly("{{1,2},{3,4}}")), ("'{1}'", [1]), ("'{{{NULL}}}'", Exactly("{{{NULL}}}"))],
-            "text[][]": [("""ARRAY[ARRAY['a,b', '}{'], ARRAY['"', NULL]]""", Exactly(r'{{"a,b","}{"},{"\"",NULL}}')), ("'{a}'", ["a"])],
+            "int[]": [
+                ("'{{1,2},{3,4}}'", Exactly("{{1,2},{3,4}}")),
+                ("'{1}'", [1]),
+                ("'{{{NULL}}}'", Exactly("{{{NULL}}}")),
+            ],
+            "text[][]": [
+                ("""ARRAY[ARRAY['a,b', '}{'], ARRAY['"', NULL]]""", Exactly(r'{{"a,b","}{"},{"\"",NULL}}')),
+                ("'{a}'", ["a"]),
+            ],
             "int[2][2]": [("'[0:1][0:1]={{1,2},{3,4}}'", Exactly("[0:1][0:1]={{1,2},{3,4}}"))],
         },
         arrays=False,

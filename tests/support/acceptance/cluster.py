@@ -37,14 +37,24 @@ class Cluster:
         self._processes: list[subprocess.Popen[bytes]] = []
         ensure_java()
         self._start(_MASTER, "master")
-        wait_for(lambda: _ADDRESS.search(self._log("master")), "a master", lambda: self._log("master"), START_SECONDS)
+        wait_for(
+            lambda: _ADDRESS.search(self._log("master")),
+            "a master",
+            lambda: self._log("master"),
+            START_SECONDS,
+        )
         found = _ADDRESS.search(self._log("master"))
         assert found is not None
         self.master = found[1]
         for name in ("worker1", "worker2"):
             work = ["--cores", "1", "--memory", "1g", "--work-dir", str(directory / name), self.master]
             self._start(_WORKER, name, *work)
-        wait_for(lambda: self._log("master").count("Registering worker") == 2, "two workers", lambda: self._log("master"), START_SECONDS)
+        wait_for(
+            lambda: self._log("master").count("Registering worker") == 2,
+            "two workers",
+            lambda: self._log("master"),
+            START_SECONDS,
+        )
 
     @property
     def conf(self) -> dict[str, str]:
@@ -87,9 +97,21 @@ class Cluster:
             process.wait(timeout=60)
 
     def _start(self, main: str, name: str, *arguments: str) -> None:
-        command = [str(_HOME / "bin" / "spark-class"), main, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments]
+        command = [
+            str(_HOME / "bin" / "spark-class"),
+            main,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--webui-port",
+            "0",
+            *arguments,
+        ]
         with (self._directory / f"{name}.log").open("wb") as output:
-            self._processes.append(subprocess.Popen(command, env=self.environment, stdout=output, stderr=output))
+            self._processes.append(
+                subprocess.Popen(command, env=self.environment, stdout=output, stderr=output)
+            )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -106,7 +128,10 @@ class Cluster:
     def submit(self) -> list[str]:
         """spark-submit, with little memory for the driver."""
         settings = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": QUICK_JAVA}
-        return [str(_HOME / "bin" / "spark-submit"), *(word for pair in settings.items() for word in ("--conf", "=".join(pair)))]
+        return [
+            str(_HOME / "bin" / "spark-submit"),
+            *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
+        ]
 
     def _log(self, name: str) -> str:
         return (self._directory / f"{name}.log").read_text(encoding="utf-8")
@@ -124,7 +149,11 @@ class Readers:
         for process in processes:
             with suppress(psutil.Error):
                 connections = process.net_connections(kind="tcp")
-                found |= {each.laddr.port for each in connections if each.raddr and each.raddr.port == self._server_port}
+                found |= {
+                    each.laddr.port
+                    for each in connections
+                    if each.raddr and each.raddr.port == self._server_port
+                }
 
 
 def processes_of(pid: int) -> list[psutil.Process]:
@@ -150,7 +179,10 @@ def task_executors(events: list[dict[str, Any]], work: str) -> dict[str, int]:
     stages = {
         event["Stage Info"]["Stage ID"]
         for event in events
-        if event["Event"] == "SparkListenerStageSubmitted" and any(each["Name"] == work for each in event["Stage Info"]["RDD Info"])
+        if event["Event"] == "SparkListenerStageSubmitted"
+        and any(each["Name"] == work for each in event["Stage Info"]["RDD Info"])
     }
-    ended = (event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages)
+    ended = (
+        event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages
+    )
     return Counter(event["Task Info"]["Executor ID"] for event in ended)

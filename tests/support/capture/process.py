@@ -49,7 +49,9 @@ class CaptureProcess:
 
         def is_over() -> bool:
             status = load_status(spool)
-            return self._process.poll() is not None or (status is not None and (status.pid, status.state) == (self.pid, "streaming"))
+            return self._process.poll() is not None or (
+                status is not None and (status.pid, status.state) == (self.pid, "streaming")
+            )
 
         wait_for(is_over, "a capture that runs", self.log.read_text)
         assert self._process.poll() is None, self.log.read_text()
@@ -87,7 +89,9 @@ class SharedSlot:
             "trigger": "100 ms",
         }
 
-    def config(self, pipeline: str, tables: list[str], types: dict[str, str] | None = None, **source: Any) -> Path:
+    def config(
+        self, pipeline: str, tables: list[str], types: dict[str, str] | None = None, **source: Any
+    ) -> Path:
         path = self._directory / f"{pipeline}.yaml"
         document = {**self.document(pipeline, tables, **source), "types": types or {}}
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -113,7 +117,9 @@ class SharedSlot:
 
     @property
     def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        rows = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(rows[0][0])
 
     def execute(self, statement: str) -> Position:
@@ -127,7 +133,11 @@ class SharedSlot:
 
     def wait_for_spool(self, position: Position) -> Position:
         reader = SpoolReader(self.spool)
-        wait_for(lambda: (reader.end or Position.ZERO) >= position, f"a spool that reaches {position}", lambda: reader.end)
+        wait_for(
+            lambda: (reader.end or Position.ZERO) >= position,
+            f"a spool that reaches {position}",
+            lambda: reader.end,
+        )
         assert reader.end is not None
         return reader.end
 

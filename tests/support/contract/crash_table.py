@@ -81,7 +81,9 @@ Kind = type[Busy] | type[BusyHeap]
 class CrashTable(TargetTable):
     """A table that is copied, whose source is busy."""
 
-    def __init__(self, place: SinkSetup, sink: Sink, mode: Mode, shape: Shape = FIRST, kind: Kind = Busy) -> None:
+    def __init__(
+        self, place: SinkSetup, sink: Sink, mode: Mode, shape: Shape = FIRST, kind: Kind = Busy
+    ) -> None:
         self.busy = busy = kind(shape, texts=place.texts)
         super().__init__(place, sink, mode, busy, place.root / f"spool-{shape.name.name}")
         self.copy()

@@ -38,7 +38,9 @@ class DeltaHarness(SinkHarness):
     def rows(self) -> list[Row]:
         path = DeltaSink(self._spark, self._lake, PIPELINE).path(ITEMS)
         found = rows_of(path) if path.exists() else []
-        return sorted(({name: Value(row[name]) for name in ("id", "note", "size")} for row in found), key=repr)
+        return sorted(
+            ({name: Value(row[name]) for name in ("id", "note", "size")} for row in found), key=repr
+        )
 
     @override
     def put_foreign(self) -> None:

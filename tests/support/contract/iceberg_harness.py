@@ -41,11 +41,16 @@ class IcebergHarness(SinkHarness):
 
     @override
     def rows(self) -> list[Row]:
-        loaded = IcebergCatalog(self.spark, self.place.catalog, self.place.warehouse).load(("public", "items"))
+        loaded = IcebergCatalog(self.spark, self.place.catalog, self.place.warehouse).load(
+            ("public", "items")
+        )
         assert loaded is not None
         jvm: Any = self.spark._jvm
         with closing(jvm.org.apache.iceberg.data.IcebergGenerics.read(loaded.java).build()) as records:
-            rows = [{name: Value(record.getField(name)) for name in ("id", "note", "size")} for record in _all(records.iterator())]
+            rows = [
+                {name: Value(record.getField(name)) for name in ("id", "note", "size")}
+                for record in _all(records.iterator())
+            ]
         return sorted(rows, key=repr)
 
     @override

@@ -26,7 +26,10 @@ ELSEWHERE = TableName("public", "elsewhere")
 
 
 class JournalStream:
-    """The changes of a journal. Unlike a generator it can be closed by another thread while it waits, as that of a `WalCapture` can."""
+    """The changes of a journal.
+
+    Unlike a generator it can be closed by another thread while it waits, as that of a `WalCapture` can.
+    """
 
     def __init__(self, journal: Journal, at: int) -> None:
         self._journal = journal
@@ -55,8 +58,14 @@ class JournalStream:
             self._journal.changed.notify_all()
 
     def _take(self, events: tuple[Event, ...]) -> None:
-        for ordinal, (event, ack) in enumerate(zip(events, self._ledger.deliver(self._at, len(events)), strict=True)):
-            self._changes.append(Change(event, ack, Commit(Position.of(self._at), datetime.fromtimestamp(self._at, UTC), ordinal)))
+        for ordinal, (event, ack) in enumerate(
+            zip(events, self._ledger.deliver(self._at, len(events)), strict=True)
+        ):
+            self._changes.append(
+                Change(
+                    event, ack, Commit(Position.of(self._at), datetime.fromtimestamp(self._at, UTC), ordinal)
+                )
+            )
         self._at += 1
 
 

@@ -72,7 +72,9 @@ def _every_order() -> tuple[Sequence[int], Epoch]:
                 first.append(at)
             for step, kind in enumerate(kinds):
                 n = 10 * at + step
-                made: Statement = Insert(at, n) if kind == "I" else Update(at, n) if kind == "U" else Delete(at)
+                made: Statement = (
+                    Insert(at, n) if kind == "I" else Update(at, n) if kind == "U" else Delete(at)
+                )
                 transactions[step if spread else 0].append(made)
             at += 1
     return first, transactions
@@ -94,7 +96,10 @@ OPERATIONS = {
         Operation(
             "R01 inserts, updates and deletes",
             (0, 1, 2),
-            ([[Insert(3, 1), Update(0, 1), Delete(1)]], [[Update(3, 2), Delete(0)], [Insert(0, 3), Insert(1, 4)]]),
+            (
+                [[Insert(3, 1), Update(0, 1), Delete(1)]],
+                [[Update(3, 2), Delete(0)], [Insert(0, 3), Insert(1, 4)]],
+            ),
         ),
         Operation(
             "R06 key changes",
@@ -102,9 +107,15 @@ OPERATIONS = {
             (
                 [[_move(0, 10, 1, ALL), _move(1, 11, 2), Delete(2), _move(3, 2, 5, ALL)]],
                 # Two swap their keys, one returns to its old key, one takes a new key.
-                [[_move(4, 12, 1, ALL), _move(5, 4, 2, ALL), _move(12, 5, 3, ALL), _move(11, 1, 4)], [Insert(11, 5)]],
+                [
+                    [_move(4, 12, 1, ALL), _move(5, 4, 2, ALL), _move(12, 5, 3, ALL), _move(11, 1, 4)],
+                    [Insert(11, 5)],
+                ],
                 # Through several keys at once, and on from there.
-                [[_move(10, 13, 6, ALL), _move(13, 14, 7, ALL), Update(14, 8, ALL)], [_move(14, 10, 9, ALL), Delete(10)]],
+                [
+                    [_move(10, 13, 6, ALL), _move(13, 14, 7, ALL), Update(14, 8, ALL)],
+                    [_move(14, 10, 9, ALL), Delete(10)],
+                ],
             ),
         ),
         Operation(
@@ -142,7 +153,13 @@ OPERATIONS = {
                     [
                         step
                         for at in range(5)
-                        for step in (Delete(at), Insert(at, at + 20), Update(at, at + 21, ALL), Delete(at), Insert(at, at))
+                        for step in (
+                            Delete(at),
+                            Insert(at, at + 20),
+                            Update(at, at + 21, ALL),
+                            Delete(at),
+                            Insert(at, at),
+                        )
                     ]
                 ],
             ),
@@ -171,7 +188,15 @@ HEAP_OPERATIONS: dict[str, tuple[Sequence[int], Sequence[Sequence[Change]]]] = {
         (0, 0, 0, 1, 2, 2, 3, 3, 7),
         (
             [Change(old=0), Change(2, 3), Change(old=1), Change(new=1), Change(7, 7)],
-            [Change(old=0), Change(0, 3), Change(old=3), Change(new=5), Change(old=5), Change(new=6), Change(6, 7)],
+            [
+                Change(old=0),
+                Change(0, 3),
+                Change(old=3),
+                Change(new=5),
+                Change(old=5),
+                Change(new=6),
+                Change(6, 7),
+            ],
         ),
     ),
 }

@@ -1,5 +1,5 @@
-"""OperationsRun operations on a source and apply them to a sink: the rows of the target after each epoch, and the
-expected rows.
+"""OperationsRun operations on a source and apply them to a sink: the rows of the target after each epoch, and
+the expected rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, UNCHANGED, XID, LogStep
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    EXACT_TYPE,
+    ORDINAL,
+    UNCHANGED,
+    XID,
+    LogStep,
+)
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
@@ -19,11 +29,29 @@ from penstock.sinks.layout import Layout
 from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.support.contract.operations import ALL, HEAP_OPERATIONS, OPERATIONS, Delete, Insert, Statement, Update
+from tests.support.contract.operations import (
+    ALL,
+    HEAP_OPERATIONS,
+    OPERATIONS,
+    Delete,
+    Insert,
+    Statement,
+    Update,
+)
 from tests.support.contract.shapes import HEAP, KEYS_A_GROUP, Shape, heap_row
 from tests.support.contract.sink_setups import SinkSetup
 from tests.support.property.source_model import Heap, Record, SourceModel, canonical, changes_table, record_of
-from tests.support.sinks.source import NULL, Key, Row, Transaction, Value, exact_of, in_pieces, own_arrays, whole
+from tests.support.sinks.source import (
+    NULL,
+    Key,
+    Row,
+    Transaction,
+    Value,
+    exact_of,
+    in_pieces,
+    own_arrays,
+    whole,
+)
 
 _XID = 7
 """Of every transaction that is spooled when it has committed."""
@@ -48,12 +76,19 @@ class FullIdentityModel(SourceModel):
 
 
 class TargetTable:
-    """One table in one mode, from its snapshot on. `source` is the truth; its log is written to a real spool."""
+    """One table in one mode, from its snapshot on.
 
-    def __init__(self, place: SinkSetup, sink: Sink, mode: Mode, source: SourceModel | Heap, spool: Path) -> None:
+    `source` is the truth; its log is written to a real spool.
+    """
+
+    def __init__(
+        self, place: SinkSetup, sink: Sink, mode: Mode, source: SourceModel | Heap, spool: Path
+    ) -> None:
         self.setup, self.sink, self.mode, self.source = place, sink, mode, source
         self.table = table = source.table
-        self.layout = Layout(pa.schema([pa.field(column.name, column.arrow_type) for column in table.columns]), table.key, mode)
+        self.layout = Layout(
+            pa.schema([pa.field(column.name, column.arrow_type) for column in table.columns]), table.key, mode
+        )
         self.writer = SpoolWriter(spool, Position.of(source.fence))
         self.reader = SpoolReader(spool)
         self._spooled = 0
@@ -65,15 +100,23 @@ class TargetTable:
         """In two chunks."""
         place = self.setup.begin(self.sink, self.table, self.mode, Position.of(self.source.fence))
         rows = self.source.states[self.source.fence]
-        self.sink.finish_snapshot(self.table, self.write(self.table, place, rows), Position.of(self.source.fence))
+        self.sink.finish_snapshot(
+            self.table, self.write(self.table, place, rows), Position.of(self.source.fence)
+        )
         self.setup.copied(self.table)
 
     def write(self, table: TableSchema, place: SnapshotPlace, rows: Sequence[Row]) -> list[SnapshotFile]:
-        return [self._chunk(table, place, number, part) for number, part in enumerate((rows[::2], rows[1::2]))]
+        return [
+            self._chunk(table, place, number, part) for number, part in enumerate((rows[::2], rows[1::2]))
+        ]
 
-    def _chunk(self, table: TableSchema, place: SnapshotPlace, number: int, rows: Sequence[Row]) -> SnapshotFile:
+    def _chunk(
+        self, table: TableSchema, place: SnapshotPlace, number: int, rows: Sequence[Row]
+    ) -> SnapshotFile:
         columns = [*own_arrays(table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
-        schema = pa.schema([*((column.name, column.arrow_type) for column in table.columns), (EXACT, EXACT_TYPE)])
+        schema = pa.schema(
+            [*((column.name, column.arrow_type) for column in table.columns), (EXACT, EXACT_TYPE)]
+        )
         batches = iter([pa.RecordBatch.from_arrays(columns, schema=schema)] if rows else [])
         if self.sink.chunk_writer is not None:
             return self.sink.chunk_writer(batches, place, number, Position.of(self.source.fence))[0]
@@ -85,7 +128,9 @@ class TargetTable:
         """
         new = self.source.log[self._spooled :]
         self._spooled = len(self.source.log)
-        for step in [whole(self.table, new)] if in_pieces_of is None else _pieces(self.table, new, in_pieces_of):
+        for step in (
+            [whole(self.table, new)] if in_pieces_of is None else _pieces(self.table, new, in_pieces_of)
+        ):
             self.writer.append(step)
         self.writer.seal()
         if in_pieces_of is not None:
@@ -127,8 +172,17 @@ class TargetTable:
 
     def _logged(self, position: int) -> list[Record]:
         fence = self.source.fence
-        added = {CHANGE_TYPE: "snapshot", COMMIT_VERSION: fence, COMMIT_TIMESTAMP: None, ORDINAL: 0, XID: 0, UNCHANGED: None}
-        changes = changes_table(self.table, [each for each in self.source.log if each.position <= position]).to_pylist()
+        added = {
+            CHANGE_TYPE: "snapshot",
+            COMMIT_VERSION: fence,
+            COMMIT_TIMESTAMP: None,
+            ORDINAL: 0,
+            XID: 0,
+            UNCHANGED: None,
+        }
+        changes = changes_table(
+            self.table, [each for each in self.source.log if each.position <= position]
+        ).to_pylist()
         xids = [{**row, XID: self._xids.get(row[COMMIT_VERSION], _XID)} for row in changes]
         return [{**record_of(row), **added} for row in self.source.states[fence]] + xids
 
@@ -140,7 +194,9 @@ class TargetTable:
 
 
 def _pieces(table: TableSchema, transactions: Sequence[Transaction], size: int) -> list[LogStep]:
-    cut = [in_pieces(table, each, range(size, len(each.changes), size)) for each in transactions if each.changes]
+    cut = [
+        in_pieces(table, each, range(size, len(each.changes), size)) for each in transactions if each.changes
+    ]
     return list(chain.from_iterable(cut))
 
 
@@ -157,7 +213,9 @@ class OperationsRun:
         self.shape, self._texts = shape, place.texts
         table = shape.schema(texts=place.texts)
         source = self._heap(table) if shape is HEAP else self._keyed(table)
-        self.target_table = TargetTable(place, sink, mode, source, root / f"spool-{table.name.name[:2]}-{mode}")
+        self.target_table = TargetTable(
+            place, sink, mode, source, root / f"spool-{table.name.name[:2]}-{mode}"
+        )
         self._states: list[tuple[Callable[[], list[Record]], list[Record]]] = []
         self._groups = self._named_keys()
         self.target_table.copy()
@@ -172,21 +230,30 @@ class OperationsRun:
         """Those that belong to one operation."""
         return [row for row in rows if self._group(row) == operation]
 
-    # the source -------------------------------------------------------------------------------------------------------------------
+    # the source
+    # --------------------------------------------------------------------------------------------------------
 
     def _keyed(self, table: TableSchema) -> SourceModel:
         first = [self._row(name, at, 0) for name, operation in OPERATIONS.items() for at in operation.first]
         return (FullIdentityModel if self.shape.is_whole else SourceModel)(table, first)
 
     def _heap(self, table: TableSchema) -> Heap:
-        return Heap(table, [heap_row(name, n, texts=self._texts) for name, (first, _) in HEAP_OPERATIONS.items() for n in first])
+        return Heap(
+            table,
+            [
+                heap_row(name, n, texts=self._texts)
+                for name, (first, _) in HEAP_OPERATIONS.items()
+                for n in first
+            ],
+        )
 
     def _row(self, operation: str, at: int, n: int) -> Row:
         number = list(OPERATIONS).index(operation) * KEYS_A_GROUP + at
         assert at < KEYS_A_GROUP
         return self.shape.row(number, n, texts=self._texts)
 
-    # what happens -----------------------------------------------------------------------------------------------------------------
+    # what happens
+    # --------------------------------------------------------------------------------------------------------
 
     def _play(self) -> None:
         source = self.target_table.source
@@ -234,7 +301,9 @@ class OperationsRun:
         source.commit()
 
     def _empty(self) -> None:
-        """Truncate between other changes of one transaction, with others in the same epoch; and then alone."""
+        """Truncate between other changes of one transaction, with others in the same epoch; and then
+        alone.
+        """
         source = self.target_table.source
         rows = [self._row("R01 inserts, updates and deletes", at, 0) for at in (40, 41)] if self.target_table.table.key else [
             heap_row("R04 inserts only", n, texts=self._texts) for n in (40, 41)
@@ -255,7 +324,9 @@ class OperationsRun:
     # --- reading the target ---
 
     def _record_state(self) -> None:
-        look = self.target_table.setup.look(self.target_table.sink, self.target_table.table.name, self.target_table.layout)
+        look = self.target_table.setup.look(
+            self.target_table.sink, self.target_table.table.name, self.target_table.layout
+        )
         self._states.append((look, self.target_table.expected(self.target_table.source.position)))
 
     def _key(self, row: Row) -> Key:

@@ -89,7 +89,10 @@ class CursorHarness(PollingHarness):
         )
         self.database.execute(f"ALTER TABLE {table} ADD version bigint NOT NULL")
         self.database.execute(f"CREATE INDEX ON {table} (version)")
-        self.database.execute(f"CREATE TRIGGER raised BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION {raised}()")
+        self.database.execute(
+            "CREATE TRIGGER raised BEFORE INSERT OR UPDATE "
+            f"ON {table} FOR EACH ROW EXECUTE FUNCTION {raised}()"
+        )
 
 
 @contextmanager

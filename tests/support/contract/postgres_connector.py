@@ -56,12 +56,18 @@ class PostgresConnectorHarness(ConnectorHarness):
         # Takes connections, and never says a word to them.
         self._silent = self._silent or socket.create_server(("127.0.0.1", 0))
         port = self._silent.getsockname()[1]
-        return {**self.config(), "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=60", "discoverSeconds": "0.5"}
+        return {
+            **self.config(),
+            "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=60",
+            "discoverSeconds": "0.5",
+        }
 
     @override
     def add(self, *rows: Row) -> None:
         with self.database.connect() as connection:
-            connection.cursor().executemany(f"INSERT INTO {self.table} (id, note) VALUES (%s, %s)".encode(), rows)
+            connection.cursor().executemany(
+                f"INSERT INTO {self.table} (id, note) VALUES (%s, %s)".encode(), rows
+            )
 
     @override
     def change_shape(self) -> None:
@@ -86,8 +92,8 @@ class PostgresConnectorHarness(ConnectorHarness):
 
     @override
     def open_resources(self) -> object:
-        # Without threads that look for a schema at an unreachable registry: they are left behind on purpose and end
-        # by themselves.
+        # Without threads that look for a schema at an unreachable registry: they are left behind on purpose
+        # and end by themselves.
         found = self.wal.open_resources()
         assert isinstance(found, tuple)
         backends, threads = found

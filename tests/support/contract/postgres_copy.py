@@ -28,7 +28,12 @@ from tests.support.snapshot.local import LocalExecutors
 TABLE = TableSchema(
     16401,
     TableName("odd. schema", 'it\'s "a" {table} %s'),
-    (Column("note", pa.string(), 25), Column('k "1"', pa.string(), 25), Column("t", pa.string(), 25), Column("%(k)s", pa.string(), 25)),
+    (
+        Column("note", pa.string(), 25),
+        Column('k "1"', pa.string(), 25),
+        Column("t", pa.string(), 25),
+        Column("%(k)s", pa.string(), 25),
+    ),
     ('k "1"', "%(k)s"),
 )
 
@@ -38,9 +43,13 @@ class Copy:
 
     def __init__(self, root: Path, database: Database, table: TableSchema, mode: Mode) -> None:
         self.address = SourceAddress.parse(database.dsn)
-        self.sink = PostgresSink(LocalExecutors(), self.address, "shop", Naming(prefix="copy_"), mode_of=lambda _: mode)
+        self.sink = PostgresSink(
+            LocalExecutors(), self.address, "shop", Naming(prefix="copy_"), mode_of=lambda _: mode
+        )
         self.table = table
-        self.layout = Layout(pa.schema([pa.field(column.name, pa.string()) for column in table.columns]), table.key, mode)
+        self.layout = Layout(
+            pa.schema([pa.field(column.name, pa.string()) for column in table.columns]), table.key, mode
+        )
         self.writer = SpoolWriter(root / "spool", Position.of(100))
         self.reader = SpoolReader(root / "spool")
 
@@ -69,7 +78,9 @@ class Copy:
         """When a snapshot was finished is not for a model to know."""
         with target_connection(self.address, "reading") as connection:
             wanted = Wanted(stored_names(self.layout), (), {})
-            found = parse_rows(find_rows(connection, self.sink.place(self.table.name), wanted, None), self.layout).to_pylist()
+            found = parse_rows(
+                find_rows(connection, self.sink.place(self.table.name), wanted, None), self.layout
+            ).to_pylist()
         return [at_fence(row, fence) for row in found]
 
 

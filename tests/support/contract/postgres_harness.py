@@ -57,7 +57,13 @@ class PostgresHarness(SinkHarness):
         if self.database.query("SELECT to_regclass('copy_public.items') IS NULL") == [(True,)]:
             return []
         found = self.database.query("SELECT id::text, note, size::text FROM copy_public.items")
-        return sorted(({name: Value(value) for name, value in zip(("id", "note", "size"), row, strict=True)} for row in found), key=repr)
+        return sorted(
+            (
+                {name: Value(value) for name, value in zip(("id", "note", "size"), row, strict=True)}
+                for row in found
+            ),
+            key=repr,
+        )
 
     @override
     def put_foreign(self) -> None:

@@ -39,25 +39,42 @@ _FAMILIES = (
     Family("bytes", 17, pa.binary(), ((b"\x00\xff", "\\x00ff"), None, (b"", "\\x"))),
     Family("json", 114, pa.string(), (('{"a": [1, null]}', '{"a": [1, null]}'), ("null", "null"), None)),
     Family("jsonb", 3802, pa.string(), (('{"a": 1}', '{"a": 1}'), ("[]", "[]"))),
-    Family("hstore", 70_001, pa.map_(pa.string(), pa.string()), (([("a", "1")], '"a"=>"1"'), ([("b", None)], '"b"=>NULL'))),
+    Family(
+        "hstore",
+        70_001,
+        pa.map_(pa.string(), pa.string()),
+        (([("a", "1")], '"a"=>"1"'), ([("b", None)], '"b"=>NULL')),
+    ),
     Family("texts", 1009, pa.list_(pa.string()), ((["a", None, "b c"], '{a,NULL,"b c"}'), ([], "{}"), None)),
     Family("varchars", 1015, pa.list_(pa.string()), ((["x"], "{x}"), (["y", "z"], "{y,z}"))),
     Family("chars", 1014, pa.list_(pa.string()), ((["x  "], '{"x  "}'), (["y"], "{y}"))),
     Family("dates", 1182, pa.list_(pa.date32()), (([date(2024, 2, 29)], "{2024-02-29}"), ([None], "{NULL}"))),
-    Family("ints", 1007, pa.list_(pa.int32()), (([1, None, -3], "{1,NULL,-3}"), ([2**31 - 1], "{2147483647}"))),
+    Family(
+        "ints", 1007, pa.list_(pa.int32()), (([1, None, -3], "{1,NULL,-3}"), ([2**31 - 1], "{2147483647}"))
+    ),
     Family("bigints", 1016, pa.list_(pa.int64()), (([2**63 - 1], "{9223372036854775807}"), ([0], "{0}"))),
     Family("uuids", 2951, pa.list_(pa.string()), (([_UUID], f"{{{_UUID}}}"), ([], "{}"))),
     Family("blobs", 1001, pa.list_(pa.binary()), (([b"\x01", b""], '{"\\\\x01","\\\\x"}'), None)),
     Family("jsons", 199, pa.list_(pa.string()), ((["{}"], '{"{}"}'), (["1"], "{1}"))),
     Family("unknown", 70_002, pa.string(), (("(1,2)", "(1,2)"), ("?", "?"))),
-    Family("numeric", 1700, pa.decimal128(38, 18), ((Decimal("1.50"), "1.50"), (None, f"1{'0' * 40}"), (None, "NaN"), None)),
+    Family(
+        "numeric",
+        1700,
+        pa.decimal128(38, 18),
+        ((Decimal("1.50"), "1.50"), (None, f"1{'0' * 40}"), (None, "NaN"), None),
+    ),
 )
 """Long text, which Postgres stores out of line and omits from updates that do not change it."""
 
 _INLINE = (
     Family("real", 701, pa.float64(), ((0.1, "0.1"), (_NAN, "NaN"), (math.inf, "Infinity"), (-2.0, "-2"))),
     Family("flag", 16, pa.bool_(), ((True, "t"), (False, "f"), None)),
-    Family("at", 1184, pa.timestamp("us", "UTC"), ((datetime(2024, 1, 1, tzinfo=UTC), "2024-01-01 00:00:00+00"), (None, "infinity"))),
+    Family(
+        "at",
+        1184,
+        pa.timestamp("us", "UTC"),
+        ((datetime(2024, 1, 1, tzinfo=UTC), "2024-01-01 00:00:00+00"), (None, "infinity")),
+    ),
 )
 
 
@@ -76,11 +93,17 @@ class Shape:
 
     def schema(self, *, texts: bool) -> TableSchema:
         """`texts`: as the pipeline has the table when its sink takes values in the source's own writing."""
-        columns = tuple(Column(each.name, pa.string() if texts else each.arrow_type, each.oid) for each in self.columns)
-        return TableSchema(self.oid, self.name, columns, tuple(each.name for each in self.columns if each in self.key))
+        columns = tuple(
+            Column(each.name, pa.string() if texts else each.arrow_type, each.oid) for each in self.columns
+        )
+        return TableSchema(
+            self.oid, self.name, columns, tuple(each.name for each in self.columns if each in self.key)
+        )
 
     def row(self, number: int, n: int, *, texts: bool) -> Row:
-        found = {each.name: each.values[n % len(each.values)] if each.values else None for each in self.columns}
+        found = {
+            each.name: each.values[n % len(each.values)] if each.values else None for each in self.columns
+        }
         found |= zip((each.name for each in self.key), self.key_values(number), strict=True)
         return {name: _value(pair, texts=texts) for name, pair in found.items()}
 
@@ -98,7 +121,12 @@ def _value(pair: Pair | None, *, texts: bool) -> Value:
 
 
 _ID = Family("id", 20, pa.int64(), ())
-WIDE = Shape(TableName("public", "wide"), (_ID,), lambda number: ((number - 30, str(number - 30)),), (_ID, *_FAMILIES, *_INLINE))
+WIDE = Shape(
+    TableName("public", "wide"),
+    (_ID,),
+    lambda number: ((number - 30, str(number - 30)),),
+    (_ID, *_FAMILIES, *_INLINE),
+)
 """R01: the default identity."""
 
 _FIRST, _SECOND = Family("a.b", 23, pa.int32(), ()), Family("key, 2 %s", 25, pa.string(), ())

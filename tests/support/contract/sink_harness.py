@@ -28,7 +28,10 @@ class SinkHarness(ABC):
     """The order of the columns `id`, `note` and `size` in which the pipeline writes them."""
 
     def __init__(self, root: Path) -> None:
-        columns = [Column(name, kind, oid) for name, kind, oid in zip(("id", "note", "size"), self.types, (20, 25, 1700), strict=True)]
+        columns = [
+            Column(name, kind, oid)
+            for name, kind, oid in zip(("id", "note", "size"), self.types, (20, 25, 1700), strict=True)
+        ]
         self.table = TableSchema(16401, ITEMS, tuple(columns), ("id",))
         self.source = Source(self.table, [self.item(key, f"note {key}", f"{key}.50") for key in range(1, 10)])
         self.writer = SpoolWriter(root / "spool", Position.of(self.source.fence))
@@ -59,8 +62,14 @@ class SinkHarness(ABC):
 
     def row_files(self) -> dict[Path, int]:
         """The data and delete files of the targets, each with its inode, which links to one file share."""
-        found = [path for path in self._root.rglob("*") if path.suffix in (".parquet", ".bin") and path.is_file()]
-        return {path: path.stat().st_ino for path in found if not {"spool", "_delta_log"} & set(path.relative_to(self._root).parts)}
+        found = [
+            path for path in self._root.rglob("*") if path.suffix in (".parquet", ".bin") and path.is_file()
+        ]
+        return {
+            path: path.stat().st_ino
+            for path in found
+            if not {"spool", "_delta_log"} & set(path.relative_to(self._root).parts)
+        }
 
     def item(self, key: int, note: str | None = "first", size: str | None = None) -> Row:
         return {"id": self.value(key), "note": Value(note), "size": Value(size) if size is not None else NULL}
@@ -75,15 +84,20 @@ class SinkHarness(ABC):
     def fence(self) -> Position:
         return Position.of(self.source.fence)
 
-    # snapshots --------------------------------------------------------------------------------------------------------------------
+    # snapshots
+    # --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> SnapshotPlace:
         return self.sink.begin_snapshot(self.table, self.fence)
 
-    def write(self, place: SnapshotPlace, number: int, rows: Sequence[Row], fence: Position | None = None) -> tuple[SnapshotFile, Position]:
+    def write(
+        self, place: SnapshotPlace, number: int, rows: Sequence[Row], fence: Position | None = None
+    ) -> tuple[SnapshotFile, Position]:
         """The executor's part of a chunk."""
         columns = [*own_arrays(self.table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
-        schema = pa.schema([*((column.name, column.arrow_type) for column in self.table.columns), (EXACT, EXACT_TYPE)])
+        schema = pa.schema(
+            [*((column.name, column.arrow_type) for column in self.table.columns), (EXACT, EXACT_TYPE)]
+        )
         batches = iter([pa.RecordBatch.from_arrays(columns, schema=schema)] if rows else [])
         if self.sink.chunk_writer is not None:
             return self.sink.chunk_writer(batches, place, number, fence or self.fence)
@@ -96,7 +110,8 @@ class SinkHarness(ABC):
         files = [self.write(place, number, part)[0] for number, part in enumerate((rows[:5], rows[5:], []))]
         self.sink.finish_snapshot(self.table, files, self.fence)
 
-    # epochs -----------------------------------------------------------------------------------------------------------------------
+    # epochs
+    # --------------------------------------------------------------------------------------------------------
 
     def commit(self) -> Position:
         """Commit in the source, and put the changes into the spool."""

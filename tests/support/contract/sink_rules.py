@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import PenstockError, Recovery, SchemaChangedError, TableRewrittenError, TargetForeignError, TargetRewoundError
+from penstock.errors import (
+    PenstockError,
+    Recovery,
+    SchemaChangedError,
+    TableRewrittenError,
+    TargetForeignError,
+    TargetRewoundError,
+)
 from penstock.position import Position
 from penstock.schema import Column, TableSchema
 from tests.support.contract.sink_harness import ITEMS, SinkHarness
@@ -16,7 +23,8 @@ from tests.support.sinks.source import Value
 class SinkRules:
     """Every rule has a test, named after it."""
 
-    # snapshots --------------------------------------------------------------------------------------------------------------------
+    # snapshots
+    # --------------------------------------------------------------------------------------------------------
 
     def test_nothing_exists_before_a_snapshot_is_begun(self, harness: SinkHarness) -> None:
         assert harness.sink.load_target(ITEMS) is None
@@ -39,7 +47,9 @@ class SinkRules:
         harness.sink.finish_snapshot(harness.table, [harness.write(place, 0, [])[0]], harness.fence)
         assert (harness.target().applied, harness.rows()) == (harness.fence, [])
 
-    def test_N03_a_snapshot_resumes_in_another_process_with_the_existing_chunks(self, harness: SinkHarness) -> None:
+    def test_N03_a_snapshot_resumes_in_another_process_with_the_existing_chunks(
+        self, harness: SinkHarness
+    ) -> None:
         rows = harness.source.sorted_rows()
         place = harness.begin()
         first, _ = harness.write(place, 0, rows[:5])
@@ -69,7 +79,8 @@ class SinkRules:
             harness.sink.finish_snapshot(harness.table, [file], harness.fence)
         assert harness.rows() == harness.source.sorted_rows()
 
-    # epochs -----------------------------------------------------------------------------------------------------------------------
+    # epochs
+    # --------------------------------------------------------------------------------------------------------
 
     def test_K01_a_repeated_epoch_and_an_older_one_change_nothing(self, harness: SinkHarness) -> None:
         harness.copy()
@@ -94,7 +105,9 @@ class SinkRules:
         harness.apply(harness.fence, end, begun)
         assert (harness.target().applied, len(harness.rows())) == (end, 11)
 
-    def test_K01_an_epoch_whose_changes_are_all_there_moves_the_position_alone(self, harness: SinkHarness) -> None:
+    def test_K01_an_epoch_whose_changes_are_all_there_moves_the_position_alone(
+        self, harness: SinkHarness
+    ) -> None:
         harness.copy()
         harness.source.insert(harness.item(20))
         end = harness.follow()
@@ -103,7 +116,9 @@ class SinkRules:
         harness.sink.apply(harness.target(), harness.changes(harness.fence, end), further)
         assert (harness.rows(), harness.target().applied) == (shown, further)
 
-    def test_an_epoch_that_dies_before_it_counts_leaves_nothing_and_is_done_by_the_next_attempt(self, harness: SinkHarness) -> None:
+    def test_an_epoch_that_dies_before_it_counts_leaves_nothing_and_is_done_by_the_next_attempt(
+        self, harness: SinkHarness
+    ) -> None:
         harness.copy()
         harness.source.insert(harness.item(20))
         harness.source.insert(harness.item(21))
@@ -128,7 +143,9 @@ class SinkRules:
         harness.apply(harness.fence, end, target)
         assert (harness.rows(), harness.target().applied) == (shown, end)
 
-    def test_an_epoch_of_another_shape_is_refused_and_leaves_the_table_as_it_was(self, harness: SinkHarness) -> None:
+    def test_an_epoch_of_another_shape_is_refused_and_leaves_the_table_as_it_was(
+        self, harness: SinkHarness
+    ) -> None:
         harness.copy()
         harness.source.insert(harness.item(20))
         end = harness.commit()
@@ -152,7 +169,8 @@ class SinkRules:
             harness.apply(harness.fence, end, target)
         assert harness.sink.load_target(ITEMS) is None
 
-    # whose it is --------------------------------------------------------------------------------------------------------------------
+    # whose it is
+    # --------------------------------------------------------------------------------------------------------
 
     def test_K10_tables_of_another_pipeline_are_refused(self, harness: SinkHarness) -> None:
         harness.copy()
@@ -243,7 +261,9 @@ class MirrorRules(SinkRules):
         harness.copy()
         harness.sink = main
         assert len(harness.rows()) == 9
-        copy, former = (found.copy for found in (shadow.load_target(ITEMS), main.load_target(ITEMS)) if found is not None)
+        copy, former = (
+            found.copy for found in (shadow.load_target(ITEMS), main.load_target(ITEMS)) if found is not None
+        )
         assert copy not in (None, former), "the identity of the copy differs, even at the same position"
         main.replace(ITEMS, shadow, Position.of(harness.source.fence + 3))
         assert (harness.rows(), harness.target().applied) == (rows, Position.of(harness.source.fence + 3))
@@ -253,7 +273,9 @@ class MirrorRules(SinkRules):
         main.drop_shadows()
         assert harness.rows() == rows
 
-    def test_a_swap_applies_changes_from_before_and_after_its_preparation_and_writes_no_rows(self, harness: SinkHarness) -> None:
+    def test_a_swap_applies_changes_from_before_and_after_its_preparation_and_writes_no_rows(
+        self, harness: SinkHarness
+    ) -> None:
         harness.copy()
         source, main, before = harness.source, harness.sink, harness.rows()
         shadow = harness.sink = main.shadow("c0ffee")
@@ -317,7 +339,9 @@ class MirrorRules(SinkRules):
             if version is not None:  # Postgres has no versions but that of now
                 found = sink.read_small(ITEMS, version, 1 << 20)
                 assert found is not None
-                rows = [{name: Value(row[name]) for name in ("id", "note", "size")} for row in found.to_pylist()]
+                rows = [
+                    {name: Value(row[name]) for name in ("id", "note", "size")} for row in found.to_pylist()
+                ]
                 assert sorted(rows, key=repr) == sorted(source.states[end.value], key=repr)
         assert sink.read_small(ITEMS, None, 10) is None, "it is larger than that"
 

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 PIPELINE = "shop"
 Seam = tuple[object, str]
 """An object and the name of its method: a process can die between two calls of these."""
-FILES: tuple[Seam, ...] = tuple((os, name) for name in ("rename", "replace", "link", "unlink", "mkdir", "fsync"))
+FILES: tuple[Seam, ...] = tuple(
+    (os, name) for name in ("rename", "replace", "link", "unlink", "mkdir", "fsync")
+)
 
 
 class InlineExecutors(Executors):
@@ -126,7 +128,13 @@ class SinkSetup(ABC):
     def open(self, mode: Mode, pipeline: str = PIPELINE) -> Sink:
         """As another process has it."""
         config = PipelineConfig.model_validate(
-            {"pipeline": pipeline, "source": {"dsn": "host=x"}, "tables": ["*.*"], "sink": self.sink_options(), "mode": mode}
+            {
+                "pipeline": pipeline,
+                "source": {"dsn": "host=x"},
+                "tables": ["*.*"],
+                "sink": self.sink_options(),
+                "mode": mode,
+            }
         )
         sink = open_sink(config, self.spark)  # type: ignore[arg-type]
         self.executed_by(sink, InlineExecutors())
@@ -135,7 +143,10 @@ class SinkSetup(ABC):
 
 class DeltaSetup(SinkSetup):
     _begun: ClassVar[dict[tuple[TableSchema, Mode, Position], tuple[Path, SnapshotPlace]]] = {}
-    """To make a table takes Spark a second. One that was made once is copied, file by file: there is nothing of its place in it."""
+    """To make a table takes Spark a second.
+
+    One that was made once is copied, file by file: there is nothing of its place in it.
+    """
 
     @override
     def begin(self, sink: Sink, table: TableSchema, mode: Mode, fence: Position) -> SnapshotPlace:
@@ -191,7 +202,11 @@ class MergedDeltaPlace(DeltaSetup):
         path = DeltaTargets(self.root / "lake", PIPELINE).path(table.name)
         # Delta's change feed trips over a backtick in a column's name.
         is_plain = not any("`" in name for name in table.column_names)
-        has = "SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')" if is_plain else "ADD CONSTRAINT anything CHECK (1 = 1)"
+        has = (
+            "SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+            if is_plain
+            else "ADD CONSTRAINT anything CHECK (1 = 1)"
+        )
         self.spark.sql(f"ALTER TABLE delta.{quoted(str(path))} {has}")
 
     @override
@@ -235,7 +250,10 @@ class IcebergPlace(SinkSetup):
 
         def seen() -> list[Record]:
             if version not in self._seen:
-                frames = [sink.read(table, each).withColumn("version", F.lit(each)) for each in self._versions[table]]
+                frames = [
+                    sink.read(table, each).withColumn("version", F.lit(each))
+                    for each in self._versions[table]
+                ]
                 self._seen |= {each: [] for each in self._versions[table]}
                 for row in reduce(DataFrame.unionByName, frames).toArrow().to_pylist():
                     self._seen[row.pop("version")].append(row)
@@ -273,7 +291,9 @@ class PostgresSetup(SinkSetup):
         config = SinkConfig.model_validate(self.sink_options()).postgres
         assert config is not None
         with target_connection(config.address(), "reading") as connection:
-            rows: list[Record] = parse_rows(find_rows(connection, place, Wanted(stored_names(layout), (), {}), None), layout).to_pylist()
+            rows: list[Record] = parse_rows(
+                find_rows(connection, place, Wanted(stored_names(layout), (), {}), None), layout
+            ).to_pylist()
         return rows
 
 
@@ -293,7 +313,12 @@ class ParquetSetup(SinkSetup):
         return rows
 
 
-SINK_SETUPS: dict[str, type[SinkSetup]] = {"delta": DeltaSetup, "iceberg": IcebergPlace, "postgres": PostgresSetup, "parquet": ParquetSetup}
+SINK_SETUPS: dict[str, type[SinkSetup]] = {
+    "delta": DeltaSetup,
+    "iceberg": IcebergPlace,
+    "postgres": PostgresSetup,
+    "parquet": ParquetSetup,
+}
 MERGED = "delta-merge"
 MORE_SINK_SETUPS: dict[str, type[SinkSetup]] = {"iceberg3": ThirdIcebergPlace, MERGED: MergedDeltaPlace}
 """Variants of the sinks, some of them slow, for tests that name them."""
@@ -311,7 +336,12 @@ Cell = tuple[str, Mode]
 def cells(*modes: Mode, of: Collection[str] = tuple(SINK_SETUPS)) -> list[Cell]:
     """Sinks in those of these modes that they support."""
     declared = {name: (SINK_SETUPS | MORE_SINK_SETUPS)[name].modes() for name in of}
-    return [(name, mode) for name in of for mode in declared[name] if mode in modes or not {*modes} & {*declared[name]}]
+    return [
+        (name, mode)
+        for name in of
+        for mode in declared[name]
+        if mode in modes or not {*modes} & {*declared[name]}
+    ]
 
 
 def parameters(wanted: Sequence[Cell]) -> list[ParameterSet]:

@@ -36,7 +36,9 @@ class TablesHarness(CaptureHarness):
 
     @override
     def commit_elsewhere(self) -> None:
-        self.database.execute("INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)")
+        self.database.execute(
+            "INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)"
+        )
 
     @override
     def open_resources(self) -> object:
@@ -44,7 +46,12 @@ class TablesHarness(CaptureHarness):
 
     def await_idle(self) -> None:
         """The server takes a moment to be rid of the connections of the test before."""
-        wait_for(lambda: self.open_resources() == ([], []), "nothing open", self.open_resources, self.deadline_seconds)
+        wait_for(
+            lambda: self.open_resources() == ([], []),
+            "nothing open",
+            self.open_resources,
+            self.deadline_seconds,
+        )
 
 
 def commit_events(database: Database, events: Sequence[Event]) -> None:
@@ -54,10 +61,15 @@ def commit_events(database: Database, events: Sequence[Event]) -> None:
             table = sql.Identifier(event.table.schema, event.table.name)
             match event:
                 case Upsert():
-                    statement = "INSERT INTO {} (id, note) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+                    statement = (
+                        "INSERT INTO {} (id, note) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE "
+                        "SET note = excluded.note"
+                    )
                     connection.execute(sql.SQL(statement).format(table), [event.key["id"], event.row["note"]])
                 case Delete():
-                    connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
+                    connection.execute(
+                        sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]]
+                    )
                 case Truncate():
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
@@ -65,7 +77,8 @@ def commit_events(database: Database, events: Sequence[Event]) -> None:
 @contextmanager
 def shut(database: Database) -> Iterator[None]:
     """Refuse new connections. Open ones stay."""
-    allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"  # ALTER DATABASE refuses that for the database one is in
+    # ALTER DATABASE refuses that for the database one is in
+    allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"
     database.execute(allow, False, database.name)
     try:
         yield
@@ -76,15 +89,22 @@ def shut(database: Database) -> Iterator[None]:
 def end_connections(database: Database) -> None:
     """Of captures; there is one at least."""
     ours = "datname = %s AND application_name ~ '^penstock( |$)'"
-    ended = database.query(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {ours}", database.name)
+    ended = database.query(
+        f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {ours}", database.name
+    )
     assert (True,) in ended  # others may just have ended by themselves
 
 
 def open_penstock(database: Database) -> tuple[list[str], list[str]]:
     """Connections and threads of captures, by name."""
     # Of the capture alone: a backend in which the harness made a change may still be on its way out.
-    backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
+    backends = (
+        "SELECT application_name FROM pg_stat_activity "
+        "WHERE datname = %s AND application_name ~ '^penstock( |$)'"
+    )
     # Not those of the suite: some of its own tests leave one behind, stuck in a stream that hangs.
-    ours = [name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")]
+    ours = [
+        name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")
+    ]
     threads = [name for name in ours if name != "penstock-conformance"]
     return sorted(str(row[0]) for row in database.query(backends, database.name)), sorted(threads)

@@ -40,18 +40,29 @@ class WalHarness(TablesHarness):
 
     @property
     def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot)
+        rows = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+            self.settings.slot,
+        )
         return Position.parse(rows[0][0])
 
     @property
     def has_slot(self) -> bool:
-        return bool(self.database.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot))
+        return bool(
+            self.database.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot)
+        )
 
     def drop_slot(self) -> None:
         free = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
-        wait_for(lambda: self.database.query(free, self.settings.slot) == [(0,)], "a free slot", self.open_resources, self.deadline_seconds)
+        wait_for(
+            lambda: self.database.query(free, self.settings.slot) == [(0,)],
+            "a free slot",
+            self.open_resources,
+            self.deadline_seconds,
+        )
         self.database.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
+            self.settings.slot,
         )
 
 

@@ -1,6 +1,8 @@
-"""Schema changes (edge cases S) per table, for every sink, applied while the pipeline is stopped and while it runs.
+"""Schema changes (edge cases S) per table, for every sink, applied while the pipeline is stopped and while it
+runs.
 
-`{}` stands for the table. Of what is done while the pipeline runs, one statement of every table comes before the next of any.
+`{}` stands for the table. Of what is done while the pipeline runs, one statement of every table comes before
+the next of any.
 """
 
 from __future__ import annotations
@@ -10,20 +12,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-PLAIN = "CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (1, 'one', 1), (2, 'two', 2)"
+PLAIN = (
+    "CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (1, 'one', 1), (2, 'two', 2)"
+)
 PARTED = (
-    "CREATE TABLE {} (id int PRIMARY KEY, a text, b int) PARTITION BY RANGE (id); CREATE TABLE {}_rest PARTITION OF {} DEFAULT;"
-    "CREATE TABLE {}_low PARTITION OF {} FOR VALUES FROM (0) TO (10); INSERT INTO {} VALUES (1, 'one', 1), (50, 'fifty', 50)"
+    "CREATE TABLE {} (id int PRIMARY KEY, a text, b int) PARTITION BY RANGE (id); "
+    "CREATE TABLE {}_rest PARTITION OF {} DEFAULT;"
+    "CREATE TABLE {}_low PARTITION OF {} FOR VALUES FROM (0) TO (10); "
+    "INSERT INTO {} VALUES (1, 'one', 1), (50, 'fifty', 50)"
 )
 HEAP = (
-    "CREATE TABLE {} (a text NOT NULL, b int); CREATE UNIQUE INDEX ON {} (lower(a)); ALTER TABLE {} REPLICA IDENTITY FULL;"
+    "CREATE TABLE {} (a text NOT NULL, b int); CREATE UNIQUE INDEX ON {} (lower(a)); "
+    "ALTER TABLE {} REPLICA IDENTITY FULL;"
     "INSERT INTO {} VALUES ('A', 1), ('b', NULL)"
 )
 UNKEYED = (
     "CREATE TABLE {} (id int NOT NULL, a text, b int); ALTER TABLE {} REPLICA IDENTITY FULL;"
     "INSERT INTO {} VALUES (1, 'one', 1), (2, 'two', 2)"
 )
-SIZED = "CREATE TABLE {} (id int PRIMARY KEY, a varchar(4), b numeric(6, 2)); INSERT INTO {} VALUES (1, 'one', 1.25), (2, 'two', 2)"
+SIZED = (
+    "CREATE TABLE {} (id int PRIMARY KEY, a varchar(4), b numeric(6, 2)); "
+    "INSERT INTO {} VALUES (1, 'one', 1.25), (2, 'two', 2)"
+)
 LONG = (
     "CREATE TABLE {} (id int PRIMARY KEY, a text, b int);"
     "INSERT INTO {} SELECT g, repeat(md5(g::text), 20), g FROM generate_series(1, 1000) g"
@@ -35,7 +45,8 @@ TYPED = (
     "INSERT INTO {} VALUES (1, 'one', '(1,one)'), (2, 'two', '(2,two)')"
 )
 SHARDS = (
-    "CREATE TABLE {}_1 (id int PRIMARY KEY, a text, b int, big text); ALTER TABLE {}_1 ALTER big SET STORAGE EXTERNAL;"
+    "CREATE TABLE {}_1 (id int PRIMARY KEY, a text, b int, big text); "
+    "ALTER TABLE {}_1 ALTER big SET STORAGE EXTERNAL;"
     "CREATE TABLE {}_2 (LIKE {}_1 INCLUDING ALL);"
     "INSERT INTO {}_1 SELECT g, 'one', g, repeat(md5('one' || g), 100) FROM generate_series(1, 2) g;"
     "INSERT INTO {}_2 SELECT g, 'two', g, repeat(md5('two' || g), 100) FROM generate_series(1, 2) g"
@@ -57,7 +68,10 @@ FOLLOWED = {
             "ALTER TABLE {} ADD x int, ADD y int DEFAULT 5, ADD z text NOT NULL DEFAULT 'it''s'",
             "UPDATE {} SET a = 'changed', y = 6 WHERE id = 1",
             "ALTER TABLE {} ALTER b SET DEFAULT 5, ALTER b SET NOT NULL; INSERT INTO {} (id) VALUES (4)",
-            "ALTER TABLE {} ALTER b DROP DEFAULT, ALTER b DROP NOT NULL, ALTER y SET DEFAULT 9; INSERT INTO {} (id) VALUES (5)",
+            (
+                "ALTER TABLE {} ALTER b DROP DEFAULT, ALTER b DROP NOT NULL, ALTER y SET DEFAULT 9; "
+                "INSERT INTO {} (id) VALUES (5)"
+            ),
             "DELETE FROM {} WHERE id = 3",
         )
     ),
@@ -72,8 +86,14 @@ FOLLOWED = {
     "s03_s04_renamed": Case(
         (
             "ALTER TABLE {} RENAME b TO last",
-            "BEGIN; INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ALTER last TYPE bigint; INSERT INTO {} VALUES (4, 'd', 5e9); COMMIT",
-            "ALTER TABLE {} RENAME a TO swap; ALTER TABLE {} RENAME last TO a; ALTER TABLE {} RENAME swap TO last",
+            (
+                "BEGIN; INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ALTER last TYPE bigint; "
+                "INSERT INTO {} VALUES (4, 'd', 5e9); COMMIT"
+            ),
+            (
+                "ALTER TABLE {} RENAME a TO swap; ALTER TABLE {} RENAME last TO a; "
+                "ALTER TABLE {} RENAME swap TO last"
+            ),
             "UPDATE {} SET last = 'text', a = 9 WHERE id = 2",
         )
     ),
@@ -87,13 +107,18 @@ FOLLOWED = {
     ),
     "s05_mixed": Case(
         (
-            "BEGIN; INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ADD c int DEFAULT 3; UPDATE {} SET a = 'x' WHERE id = 1; COMMIT",
+            (
+                "BEGIN; INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ADD c int DEFAULT 3; "
+                "UPDATE {} SET a = 'x' WHERE id = 1; COMMIT"
+            ),
             "BEGIN; ALTER TABLE {} ADD lost int; INSERT INTO {} VALUES (5, 'gone', 3, 3); ROLLBACK",
             "ALTER TABLE {} ADD d int; ALTER TABLE {} ADD e int DEFAULT 8; ALTER TABLE {} RENAME a TO z",
             "UPDATE {} SET d = 9 WHERE id = 1",
         )
     ),
-    "s06_idle": Case(("ALTER TABLE {} ADD x int DEFAULT 7; ALTER TABLE {} ADD y text; ALTER TABLE {} RENAME a TO c",)),
+    "s06_idle": Case(
+        ("ALTER TABLE {} ADD x int DEFAULT 7; ALTER TABLE {} ADD y text; ALTER TABLE {} RENAME a TO c",)
+    ),
     "s06_lagging": Case(
         (
             "INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ADD c int DEFAULT 5",
@@ -103,7 +128,12 @@ FOLLOWED = {
         )
     ),
     "s11_heap": Case(
-        ("ALTER TABLE {} ADD c int DEFAULT 5", "DELETE FROM {} WHERE a = 'A'; UPDATE {} SET b = 2", "INSERT INTO {} VALUES ('c', 3)"), HEAP
+        (
+            "ALTER TABLE {} ADD c int DEFAULT 5",
+            "DELETE FROM {} WHERE a = 'A'; UPDATE {} SET b = 2",
+            "INSERT INTO {} VALUES ('c', 3)",
+        ),
+        HEAP,
     ),
     "s12_parts": Case(
         (
@@ -118,28 +148,61 @@ FOLLOWED = {
     "s12_created": Case(
         (
             "CREATE TABLE {}_next PARTITION OF {} FOR VALUES FROM (100) TO (110) PARTITION BY RANGE (id)",
-            "CREATE TABLE {}_sub PARTITION OF {}_next FOR VALUES FROM (100) TO (105); INSERT INTO {} VALUES (101, 'a', 1), (102, 'b', 2)",
-            "UPDATE {} SET id = 103 WHERE id = 50; ALTER TABLE {} RENAME b TO d; UPDATE {} SET d = 3 WHERE id = 101",
+            (
+                "CREATE TABLE {}_sub PARTITION OF {}_next FOR VALUES FROM (100) TO (105); "
+                "INSERT INTO {} VALUES (101, 'a', 1), (102, 'b', 2)"
+            ),
+            (
+                "UPDATE {} SET id = 103 WHERE id = 50; ALTER TABLE {} RENAME b TO d; "
+                "UPDATE {} SET d = 3 WHERE id = 101"
+            ),
         ),
         PARTED,
     ),
-    "s15_label_added": Case(("ALTER TYPE {}_word ADD VALUE 'zero' BEFORE 'one'", "INSERT INTO {} VALUES (3, 'zero', '(3,zero)')"), TYPED),
-    "s15_attribute_renamed": Case(("ALTER TYPE {}_pair RENAME ATTRIBUTE x TO z", "UPDATE {} SET b = '(5,two)' WHERE id = 1"), TYPED),
-    "s13_additive": Case(("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5 WHERE b = 1",), rule={"schema_changes": "additive"}),
+    "s15_label_added": Case(
+        ("ALTER TYPE {}_word ADD VALUE 'zero' BEFORE 'one'", "INSERT INTO {} VALUES (3, 'zero', '(3,zero)')"),
+        TYPED,
+    ),
+    "s15_attribute_renamed": Case(
+        ("ALTER TYPE {}_pair RENAME ATTRIBUTE x TO z", "UPDATE {} SET b = '(5,two)' WHERE id = 1"), TYPED
+    ),
+    "s13_additive": Case(
+        ("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5 WHERE b = 1",),
+        rule={"schema_changes": "additive"},
+    ),
 }
 COPIED = {
     "s04_using": Case(("ALTER TABLE {} ALTER a TYPE int USING length(a)",)),
     "s04_narrower": Case(("ALTER TABLE {} ALTER b TYPE smallint", "INSERT INTO {} VALUES (3, 'c', 3)")),
-    "s04_scale": Case(("ALTER TABLE {} ALTER b TYPE numeric(8, 4)", "UPDATE {} SET b = 1.2345 WHERE id = 1"), SIZED),
-    "s07_recreated": Case(("DROP TABLE {}; CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (9, 'z', 9)",)),
-    "r12_one_part": Case(("TRUNCATE {}_low; INSERT INTO {} VALUES (3, 'three', 3), (51, 'more', 51)",), PARTED),
+    "s04_scale": Case(
+        ("ALTER TABLE {} ALTER b TYPE numeric(8, 4)", "UPDATE {} SET b = 1.2345 WHERE id = 1"), SIZED
+    ),
+    "s07_recreated": Case(
+        (
+            (
+                "DROP TABLE {}; CREATE TABLE {} (id int PRIMARY KEY, a text, b int); "
+                "INSERT INTO {} VALUES (9, 'z', 9)"
+            ),
+        )
+    ),
+    "r12_one_part": Case(
+        ("TRUNCATE {}_low; INSERT INTO {} VALUES (3, 'three', 3), (51, 'more', 51)",), PARTED
+    ),
     "s09_key": Case(
-        ("ALTER TABLE {} DROP CONSTRAINT {}_pkey, ADD PRIMARY KEY (b, id); UPDATE {} SET a = 'x'; INSERT INTO {} VALUES (1, 'y', 7)",)
+        (
+            (
+                "ALTER TABLE {} DROP CONSTRAINT {}_pkey, ADD PRIMARY KEY (b, id); UPDATE {} SET a = 'x'; "
+                "INSERT INTO {} VALUES (1, 'y', 7)"
+            ),
+        )
     ),
     "s09_keyed": Case(
         (
             "ALTER TABLE {} ADD PRIMARY KEY (id)",
-            "ALTER TABLE {} REPLICA IDENTITY DEFAULT; UPDATE {} SET a = 'x' WHERE id = 1; INSERT INTO {} VALUES (3, 'c', 3)",
+            (
+                "ALTER TABLE {} REPLICA IDENTITY DEFAULT; UPDATE {} SET a = 'x' WHERE id = 1; "
+                "INSERT INTO {} VALUES (3, 'c', 3)"
+            ),
         ),
         UNKEYED,
     ),
@@ -153,7 +216,8 @@ COPIED = {
     "s12_attached": Case(
         (
             (
-                "CREATE TABLE {}_more (LIKE {} INCLUDING ALL); INSERT INTO {}_more VALUES (200, 'more', 200), (205, 'still', 205);"
+                "CREATE TABLE {}_more (LIKE {} INCLUDING ALL); "
+                "INSERT INTO {}_more VALUES (200, 'more', 200), (205, 'still', 205);"
                 "ALTER TABLE {} ATTACH PARTITION {}_more FOR VALUES FROM (200) TO (210)"
             ),
             "UPDATE {} SET b = 201 WHERE id = 200; INSERT INTO {} VALUES (201, 'next', 201)",
@@ -161,11 +225,16 @@ COPIED = {
         PARTED,
     ),
     "s15_label_renamed": Case(
-        ("ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'", "DELETE FROM {} WHERE a = 'uno'; INSERT INTO {} VALUES (3, 'uno', '(3,uno)')"),
+        (
+            "ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'",
+            "DELETE FROM {} WHERE a = 'uno'; INSERT INTO {} VALUES (3, 'uno', '(3,uno)')",
+        ),
         TYPED,
     ),
     "s15_attribute_added": Case(("ALTER TYPE {}_pair ADD ATTRIBUTE z text",), TYPED),
-    "s15_attribute_dropped": Case(("ALTER TYPE {}_pair DROP ATTRIBUTE x", "UPDATE {} SET b = '(one)' WHERE id = 2"), TYPED),
+    "s15_attribute_dropped": Case(
+        ("ALTER TYPE {}_pair DROP ATTRIBUTE x", "UPDATE {} SET b = '(one)' WHERE id = 2"), TYPED
+    ),
     "s13_masked": Case(
         ("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5, a = 'masked' WHERE b = 1",),
         rule={"columns": {"mask": {"a": {"first": 1}}}},
@@ -174,12 +243,18 @@ COPIED = {
 ROUTED = {
     "s13_k11_shards": Case(
         (
-            "UPDATE {}_1 SET a = 'soon' WHERE id = 2; UPDATE {}_2 SET id = 30 WHERE id = 2; TRUNCATE {}_1; INSERT INTO {}_1 VALUES (2)",
+            (
+                "UPDATE {}_1 SET a = 'soon' WHERE id = 2; UPDATE {}_2 SET id = 30 WHERE id = 2; TRUNCATE {}_1; "
+                "INSERT INTO {}_1 VALUES (2)"
+            ),
             (
                 "ALTER TABLE {}_1 ADD c int DEFAULT 5; ALTER TABLE {}_2 ADD c int DEFAULT 5;"
                 "UPDATE {}_1 SET b = 3 WHERE id = 2; DELETE FROM {}_2 WHERE id = 1"
             ),
-            "CREATE TABLE {}_3 (LIKE {}_1 INCLUDING ALL); INSERT INTO {}_3 VALUES (1, 'three', 1), (2, 'three', 2)",
+            (
+                "CREATE TABLE {}_3 (LIKE {}_1 INCLUDING ALL); "
+                "INSERT INTO {}_3 VALUES (1, 'three', 1), (2, 'three', 2)"
+            ),
         ),
         SHARDS,
     ),
@@ -187,32 +262,58 @@ ROUTED = {
 """Into one table of the schema lake."""
 GONE = {
     "s07_dropped": Case(("INSERT INTO {} VALUES (3, 'last', 3); DROP TABLE {}",)),
-    "s07_renamed": Case(("DELETE FROM {} WHERE id = 1; ALTER TABLE {} RENAME TO {}_on", "INSERT INTO {}_on VALUES (3, 'on', 3)")),
+    "s07_renamed": Case(
+        (
+            "DELETE FROM {} WHERE id = 1; ALTER TABLE {} RENAME TO {}_on",
+            "INSERT INTO {}_on VALUES (3, 'on', 3)",
+        )
+    ),
     "s07_moved": Case(
         (
-            "INSERT INTO {} VALUES (3, 'last', 3); CREATE SCHEMA IF NOT EXISTS elsewhere; ALTER TABLE {} SET SCHEMA elsewhere",
+            (
+                "INSERT INTO {} VALUES (3, 'last', 3); CREATE SCHEMA IF NOT EXISTS elsewhere; "
+                "ALTER TABLE {} SET SCHEMA elsewhere"
+            ),
             "INSERT INTO elsewhere.{} VALUES (4, 'elsewhere', 4)",
         )
     ),
 }
 LATER = {
     "s08_created": Case(
-        ("CREATE TABLE {} (id int PRIMARY KEY); INSERT INTO {} VALUES (1); ALTER TABLE {} ADD a int DEFAULT 2", "INSERT INTO {} VALUES (2)")
+        (
+            (
+                "CREATE TABLE {} (id int PRIMARY KEY); INSERT INTO {} VALUES (1); "
+                "ALTER TABLE {} ADD a int DEFAULT 2"
+            ),
+            "INSERT INTO {} VALUES (2)",
+        )
     )
 }
 REFUSED = {
-    "s13_stop": Case(("ALTER TABLE {} ADD c int; INSERT INTO {} VALUES (3, 'c', 3, 3)",), rule={"schema_changes": "stop"}),
-    "s13_subtractive": Case(("ALTER TABLE {} RENAME a TO z; UPDATE {} SET b = 3 WHERE id = 1",), rule={"schema_changes": "additive"}),
-    "s13_unmasked": Case(
-        ("ALTER TABLE {} RENAME a TO z; UPDATE {} SET b = 3 WHERE id = 1",), rule={"columns": {"mask": {"a": {"first": 1}}}}
+    "s13_stop": Case(
+        ("ALTER TABLE {} ADD c int; INSERT INTO {} VALUES (3, 'c', 3, 3)",), rule={"schema_changes": "stop"}
     ),
-    "s15_soft_delete": Case(("ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'",), TYPED, {"mode": "soft_delete"}),
-    "s04_history": Case(("ALTER TABLE {} ALTER a TYPE int USING length(a); INSERT INTO {} VALUES (3, 4, 3)",), rule={"mode": "history"}),
+    "s13_subtractive": Case(
+        ("ALTER TABLE {} RENAME a TO z; UPDATE {} SET b = 3 WHERE id = 1",),
+        rule={"schema_changes": "additive"},
+    ),
+    "s13_unmasked": Case(
+        ("ALTER TABLE {} RENAME a TO z; UPDATE {} SET b = 3 WHERE id = 1",),
+        rule={"columns": {"mask": {"a": {"first": 1}}}},
+    ),
+    "s15_soft_delete": Case(
+        ("ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'",), TYPED, {"mode": "soft_delete"}
+    ),
+    "s04_history": Case(
+        ("ALTER TABLE {} ALTER a TYPE int USING length(a); INSERT INTO {} VALUES (3, 4, 3)",),
+        rule={"mode": "history"},
+    ),
 }
 """Their targets stay as they were."""
 IGNORED = {
     "s13_ignore": Case(
-        ("ALTER TABLE {} ADD c int; ALTER TABLE {} RENAME a TO z; INSERT INTO {} VALUES (3, 'c', 3, 3)",), rule={"schema_changes": "ignore"}
+        ("ALTER TABLE {} ADD c int; ALTER TABLE {} RENAME a TO z; INSERT INTO {} VALUES (3, 'c', 3, 3)",),
+        rule={"schema_changes": "ignore"},
     )
 }
 _KEPT = (
@@ -222,9 +323,14 @@ _KEPT = (
     "ALTER TABLE {} RENAME b TO d; INSERT INTO {} VALUES (4, 4, 4)",
     "DELETE FROM {} WHERE id = 3",
 )
-MODES = {f"s01_s02_s03_{mode}": Case(_KEPT, rule={"mode": mode}) for mode in ("history", "soft_delete", "append")}
+MODES = {
+    f"s01_s02_s03_{mode}": Case(_KEPT, rule={"mode": mode}) for mode in ("history", "soft_delete", "append")
+}
 _WHILE_COPIED = (
-    "INSERT INTO {} VALUES (-1, 'c', 3); ALTER TABLE {} ADD c int DEFAULT 5; ALTER TABLE {} DROP a; UPDATE {} SET b = 4 WHERE id = 1",
+    (
+        "INSERT INTO {} VALUES (-1, 'c', 3); ALTER TABLE {} ADD c int DEFAULT 5; ALTER TABLE {} DROP a; "
+        "UPDATE {} SET b = 4 WHERE id = 1"
+    ),
 )
 DURING = {
     "s14_copied": Case(_WHILE_COPIED),
@@ -254,5 +360,9 @@ def case_id(name: str) -> str:
 
 def rules(cases: Mapping[str, Case], routed: Iterable[str]) -> list[dict[str, Any]]:
     names = {each: case for name, case in cases.items() for each in (name, live(name))}
-    into = [{"match": f"public.{each}_?", "into": f"lake.{each}"} for name in routed for each in (name, live(name))]
+    into = [
+        {"match": f"public.{each}_?", "into": f"lake.{each}"}
+        for name in routed
+        for each in (name, live(name))
+    ]
     return [*({"table": f"public.{name}", **case.rule} for name, case in names.items() if case.rule), *into]

@@ -1,4 +1,6 @@
-"""One pipeline and all schema changes (edge cases S): during the snapshot, while it is stopped, and while it runs."""
+"""One pipeline and all schema changes (edge cases S): during the snapshot, while it is stopped, and while it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,16 @@ class Results:
 
 def _begin(results: Results, lake: Mirror, database: Database, altering: Altering) -> None:
     """S14: a run that ends in the middle of a copy, and one that copies a table while it is altered."""
-    create(database, {**MADE, **ROUTED, **HALVED, "s14_copied": DURING["s14_copied"], "s14_resynced": DURING["s14_resynced"]})
+    create(
+        database,
+        {
+            **MADE,
+            **ROUTED,
+            **HALVED,
+            "s14_copied": DURING["s14_copied"],
+            "s14_resynced": DURING["s14_resynced"],
+        },
+    )
     create(database, {live(name): case for name, case in {**MADE, **ROUTED}.items()})
     database.execute("CREATE TABLE marker (id serial PRIMARY KEY)")
     altering.left = {"s14_copied": DURING["s14_copied"]}
@@ -171,14 +182,25 @@ def _halve(lake: Mirror, altering: Altering) -> None:
 
 def _alter_stopped(results: Results, lake: Mirror, database: Database, altering: Altering) -> None:
     """S06: all of it while the pipeline is stopped, so that the catalog shows only the last of it."""
-    change_overrides(lake.config.state, lambda orders: orders.request_resync([TableName("public", "s14_resynced")]))
+    change_overrides(
+        lake.config.state, lambda orders: orders.request_resync([TableName("public", "s14_resynced")])
+    )
     do(database, {**MADE, **ROUTED, **LATER})
     altering.left = {"s14_resynced": DURING["s14_resynced"]}
     altering.results.clear()
     results.take(lake.run_once(altering).tables)
     results.copied = set(altering.copied)
     assert not altering.left
-    names = [*FOLLOWED, *COPIED, *LATER, *HALVED, "s07_renamed_on", "s14_copied", "s14_resynced", *list(MODES)[:2]]
+    names = [
+        *FOLLOWED,
+        *COPIED,
+        *LATER,
+        *HALVED,
+        "s07_renamed_on",
+        "s14_copied",
+        "s14_resynced",
+        *list(MODES)[:2],
+    ]
     wanted = [*(f"public.{name}" for name in names), *(f"lake.{name}" for name in ROUTED)]
     _compare(results, lake, database, set(wanted))
     results.rows |= noted(lake, ROWS)
@@ -217,7 +239,9 @@ def _catch_up(run: Running, database: Database) -> None:
     run.wait_for_position(Position.parse(written))
 
 
-def _await_equal(results: Results, lake: Mirror, database: Database, run: Running, wanted: Iterable[str] | None = None) -> None:
+def _await_equal(
+    results: Results, lake: Mirror, database: Database, run: Running, wanted: Iterable[str] | None = None
+) -> None:
     names = [*FOLLOWED, *COPIED, *LATER, "s07_renamed_on", *list(MODES)[:2]]
     left = set(wanted or [*(f"public.{live(name)}" for name in names), f"lake.{SHARDED}", f"public.{JOINED}"])
 
@@ -246,14 +270,19 @@ def _differ(results: Results, database: Database, run: Running) -> None:
     Then a truncate removes the rows of one shard, and a key change, with its unchanged values, stays in its
     shard.
     """
-    database.execute(f"ALTER TABLE {SHARDED}_1 ADD more int DEFAULT 7; INSERT INTO {SHARDED}_1 VALUES (9, 'new')")
+    database.execute(
+        f"ALTER TABLE {SHARDED}_1 ADD more int DEFAULT 7; INSERT INTO {SHARDED}_1 VALUES (9, 'new')"
+    )
     run.wait_for_state(f"lake.{SHARDED}", TableState.FAILED)
     results.differing = run.pipeline.statuses[TableName("lake", SHARDED)].reason
     for number in (2, 3):
         database.execute(f"ALTER TABLE {SHARDED}_{number} ADD more int DEFAULT 7")
     run.wait_for_state(f"lake.{SHARDED}", TableState.STREAMING)
     database.execute(f"DELETE FROM {SHARDED}_3 WHERE id = 1; INSERT INTO {SHARDED}_2 VALUES (9, 'again')")
-    database.execute(f"UPDATE {SHARDED}_2 SET id = 40 WHERE id = 30; TRUNCATE {SHARDED}_1; INSERT INTO {SHARDED}_1 VALUES (40, 'after')")
+    database.execute(
+        f"UPDATE {SHARDED}_2 SET id = 40 WHERE id = 30; TRUNCATE {SHARDED}_1; "
+        f"INSERT INTO {SHARDED}_1 VALUES (40, 'after')"
+    )
 
 
 def run_scenario(lake_of: LakeFactory, kind: str) -> Results:

@@ -1,4 +1,6 @@
-"""The collaborators of the epoch loop, built as a pipeline builds them, with tasks that run in the test's own thread."""
+"""The collaborators of the epoch loop, built as a pipeline builds them, with tasks that run in the test's own
+thread.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ class PositionSink(Sink):
         raise AssertionError
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         raise AssertionError
 
     @override
@@ -66,7 +68,9 @@ class PositionSink(Sink):
         raise AssertionError
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         raise AssertionError
 
     @override

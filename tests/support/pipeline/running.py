@@ -43,7 +43,12 @@ class Running:
         return status.state if status is not None else None
 
     def wait_for_state(self, table: str, state: TableState | None) -> None:
-        wait_for(lambda: self.state(table) is state, f"{table} to be {state}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
+        wait_for(
+            lambda: self.state(table) is state,
+            f"{table} to be {state}",
+            lambda: self.pipeline.statuses,
+            DEADLINE_SECONDS,
+        )
 
     def wait_for_rows(self, table: str, count: int) -> None:
         def there() -> bool:

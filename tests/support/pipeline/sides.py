@@ -24,7 +24,10 @@ from tests.support.fix_postgres import Database
 Rows = Counter[tuple[str | None, ...]]
 """As texts, in the order of the source's columns."""
 
-_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+_COLUMNS = (
+    "SELECT attname::text FROM pg_attribute "
+    "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
 _KEY = """
     SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
     WHERE i.indrelid = %s::regclass AND i.indisprimary
@@ -52,11 +55,23 @@ class Sides:
 def sides(lake: Mirror, database: Database, names: Iterable[str]) -> dict[str, Sides]:
     """Those of the schema lake are made of the tables of public that are called like them, with a number."""
     config = lake.config
-    found = {name: _source(database, name, is_masked=config.transform_of(TableName.parse(name)) is not None) for name in sorted(names)}
+    found = {
+        name: _source(database, name, is_masked=config.transform_of(TableName.parse(name)) is not None)
+        for name in sorted(names)
+    }
     sink = lake.open_sink()  # needed by some DataFrames while they are read
-    keys = {str(each.table): frozenset(each.key) for name in found if (each := sink.load_target(TableName.parse(name)))}
-    targets = _targets(sink, config, {name: columns for name, (columns, _, _) in found.items() if name in keys})
-    return {name: Sides(rows, targets.get(name), key, keys.get(name, frozenset())) for name, (_, rows, key) in found.items()}
+    keys = {
+        str(each.table): frozenset(each.key)
+        for name in found
+        if (each := sink.load_target(TableName.parse(name)))
+    }
+    targets = _targets(
+        sink, config, {name: columns for name, (columns, _, _) in found.items() if name in keys}
+    )
+    return {
+        name: Sides(rows, targets.get(name), key, keys.get(name, frozenset()))
+        for name, (_, rows, key) in found.items()
+    }
 
 
 def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str], Rows, frozenset[str]]:
@@ -64,7 +79,13 @@ def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str
     if schema == "lake":
         members = [f"public.{each}" for (each,) in database.query(_MEMBERS, f"^{table}_[0-9]$")]
         columns, _, key = _source(database, members[0], is_masked=False)
-        rows = Counter({(each, *row): count for each in members for row, count in _source(database, each, is_masked=False)[1].items()})
+        rows = Counter(
+            {
+                (each, *row): count
+                for each in members
+                for row, count in _source(database, each, is_masked=False)[1].items()
+            }
+        )
         return ["_source", *columns], rows, key | {"_source"}
     columns = [str(column) for (column,) in database.query(_COLUMNS, name)]
     texts = ", ".join(f"({_MASKED.get(each, each) if is_masked else each})::text" for each in columns)
@@ -75,7 +96,9 @@ def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str
 def noted(lake: Mirror, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
     """These columns of tables of public as Spark reads them, ordered by text."""
     sink = lake.open_sink()  # needed by some DataFrames while they are read
-    found = _read_by_spark(sink, {f"public.{name}": (each.split(", "), None) for name, each in columns.items()})
+    found = _read_by_spark(
+        sink, {f"public.{name}": (each.split(", "), None) for name, each in columns.items()}
+    )
     return {name: sorted(found[f"public.{name}"], key=str) for name in columns}
 
 
@@ -88,8 +111,13 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _read(sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]) -> dict[str, list[tuple[Any, ...]]]:
-    """Those that have all these columns. Delta by our own reader: Spark needs a second for each of so many tables."""
+def _read(
+    sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Those that have all these columns.
+
+    Delta by our own reader: Spark needs a second for each of so many tables.
+    """
     if not isinstance(sink, DeltaSink):
         return _read_by_spark(sink, wanted)
     found: dict[str, list[tuple[Any, ...]]] = {}
@@ -97,11 +125,17 @@ def _read(sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]) -> d
         files = files_of(sink.path(TableName.parse(name)))
         if set(columns) <= set(files.schema.names):
             rows = read_all(files).to_pylist()
-            found[name] = [tuple(row[each] for each in columns) for row in rows if live is None or row[live[0]] is live[1]]
+            found[name] = [
+                tuple(row[each] for each in columns)
+                for row in rows
+                if live is None or row[live[0]] is live[1]
+            ]
     return found
 
 
-def _read_by_spark(sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]) -> dict[str, list[tuple[Any, ...]]]:
+def _read_by_spark(
+    sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]
+) -> dict[str, list[tuple[Any, ...]]]:
     frames: dict[str, DataFrame] = {}
     for name, (columns, live) in wanted.items():
         frame = sink.read(TableName.parse(name))

@@ -41,4 +41,6 @@ def own_handlers() -> Iterator[None]:
 
 
 def is_active(database: Database, mirror: Mirror) -> bool:
-    return bool(database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", mirror.slot)[0][0])
+    return bool(
+        database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", mirror.slot)[0][0]
+    )

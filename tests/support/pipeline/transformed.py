@@ -56,5 +56,8 @@ def people(made: Mirror) -> list[tuple[object, ...]]:
 
 
 def expected(*rows: tuple[str, str | None, str | None, str | None]) -> list[tuple[object, ...]]:
-    made = [(hashed(key), email and hashed(email), "EU", card, pay and hashed(pay)) for key, email, card, pay in rows]
+    made = [
+        (hashed(key), email and hashed(email), "EU", card, pay and hashed(pay))
+        for key, email, card, pay in rows
+    ]
     return sorted(made, key=str)

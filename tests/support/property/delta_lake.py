@@ -34,7 +34,9 @@ MODES = (Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY)
 class Lake:
     """One table, and the spool of its changes."""
 
-    def __init__(self, root: Path, layout: Layout, fence: int, rows: Sequence[Record], *, mapped: bool) -> None:
+    def __init__(
+        self, root: Path, layout: Layout, fence: int, rows: Sequence[Record], *, mapped: bool
+    ) -> None:
         self.path = root / "table"
         self.layout = layout
         self.executors = InlineExecutors()

@@ -47,7 +47,9 @@ class Change:
 class Source:
     """`heap` identifies the file: a rewrite of all rows creates another one and clears the missing values."""
 
-    columns: list[SourceColumn] = field(default_factory=lambda: [SourceColumn(1, "id", "int4"), SourceColumn(2, "a", "int4")])
+    columns: list[SourceColumn] = field(
+        default_factory=lambda: [SourceColumn(1, "id", "int4"), SourceColumn(2, "a", "int4")]
+    )
     width: int = 2
     heap: int = 0
     rows: dict[int, dict[int, Any]] = field(default_factory=lambda: {1: {1: 1, 2: 10}, 2: {1: 2, 2: 20}})
@@ -58,14 +60,18 @@ class Source:
         return TableSchema(77, NAME, columns, (columns[0].name,), attributes)
 
     def shape(self) -> CatalogShape:
-        missing = {each.name: MissingValue(str(each.missing)) for each in self.columns if each.missing is not None}
+        missing = {
+            each.name: MissingValue(str(each.missing)) for each in self.columns if each.missing is not None
+        }
         return CatalogShape(self.schema(), missing, 0, frozenset())
 
     def table(self) -> dict[int, Row]:
         return {key: {each.name: row[each.number] for each in self.columns} for key, row in self.rows.items()}
 
     def copy(self) -> Source:
-        return Source(list(self.columns), self.width, self.heap, {key: dict(row) for key, row in self.rows.items()})
+        return Source(
+            list(self.columns), self.width, self.heap, {key: dict(row) for key, row in self.rows.items()}
+        )
 
     def do(self, act: Act) -> Change | None:
         kind, which, name = act
@@ -74,7 +80,9 @@ class Source:
     def _write(self, key: int, name: str) -> Change:
         """Insert or update."""
         del name
-        values: dict[int, Any] = {each.number: key if each.number == 1 else self._value(each, key * 7) for each in self.columns}
+        values: dict[int, Any] = {
+            each.number: key if each.number == 1 else self._value(each, key * 7) for each in self.columns
+        }
         kind = "update" if key in self.rows else "insert"
         self.rows[key] = values
         return Change(self.schema(), kind, self.table()[key])
@@ -164,7 +172,9 @@ class FollowingTarget:
         columns = pa.schema([pa.field(each.name, each.arrow_type) for each in schema.columns])
         return cls(columns, schema.key, Origin.parse(str(origin)), source.table())
 
-    def follow(self, versions: list[TableSchema], now: CatalogShape) -> tuple[Mapping[TableSchema, View], Evolution | None]:
+    def follow(
+        self, versions: list[TableSchema], now: CatalogShape
+    ) -> tuple[Mapping[TableSchema, View], Evolution | None]:
         """As the pipeline does, the catalog asked after all of the changes. Raises `CopyAnew`."""
         views = same_views(self.origin, self.key, versions)
         if views is not None and self.origin.has_all_of(now.schema):
@@ -173,12 +183,16 @@ class FollowingTarget:
         return evolution.views, evolution
 
     def apply(self, changes: list[Change], now: CatalogShape) -> None:
-        views, evolution = self.follow([version for version, _ in groupby(change.schema for change in changes)], now)
+        views, evolution = self.follow(
+            [version for version, _ in groupby(change.schema for change in changes)], now
+        )
         if evolution is not None:
             self._evolve(evolution)
         for change in changes:
             view = views[change.schema]
-            row: Row = dict.fromkeys(self.columns.names) | {name: fill.as_py() for name, fill in view.fills.items()}
+            row: Row = dict.fromkeys(self.columns.names) | {
+                name: fill.as_py() for name, fill in view.fills.items()
+            }
             row |= {view.names[name]: value for name, value in change.row.items() if name in view.names}
             key = row[self.key[0]]
             self.rows.pop(key, None)

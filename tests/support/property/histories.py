@@ -33,7 +33,9 @@ class Sizes:
     truncates: float
 
 
-sizes = st.builds(Sizes, st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 25), st.sampled_from([0.0, 0.0, 0.3]))
+sizes = st.builds(
+    Sizes, st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 25), st.sampled_from([0.0, 0.0, 0.3])
+)
 
 
 def layout_of(table: TableSchema, mode: Mode) -> Layout:

@@ -31,11 +31,24 @@ class Shards:
     position.
     """
 
-    def __init__(self, table: TableSchema, logs: Sequence[Sequence[Transaction]], expected: Callable[[int, int], list[Record]]) -> None:
+    def __init__(
+        self,
+        table: TableSchema,
+        logs: Sequence[Sequence[Transaction]],
+        expected: Callable[[int, int], list[Record]],
+    ) -> None:
         self.members = [replace(table, oid=at + 1, name=TableName(f"s{at}", "t")) for at in range(len(logs))]
         self.schema = joined_schema(INTO, SOURCE, self.members)
         self.logs = [
-            [replace(each, changes=tuple(replace(change, ordinal=change.ordinal + at * _LATER) for change in each.changes)) for each in log]
+            [
+                replace(
+                    each,
+                    changes=tuple(
+                        replace(change, ordinal=change.ordinal + at * _LATER) for change in each.changes
+                    ),
+                )
+                for each in log
+            ]
             for at, log in enumerate(logs)
         ]
         self.positions = sorted({each.position for log in logs for each in log})

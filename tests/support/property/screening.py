@@ -46,7 +46,10 @@ class RejectingTarget:
         own = [*self.layout.columns.names, EXACT]
         wanted = [row for row in rows if not row.get(DELETED) and row.get(CURRENT, True)]
         free = [row for row in wanted if self.target.name(row, self.layout.key) not in held]
-        return canonical([{name: row[name] for name in own} for row in free], Layout(self.layout.columns, self.layout.key, Mode.MIRROR))
+        return canonical(
+            [{name: row[name] for name in own} for row in free],
+            Layout(self.layout.columns, self.layout.key, Mode.MIRROR),
+        )
 
 
 def _without(changes: pa.Table, names: set[Name]) -> pa.Table:

@@ -13,7 +13,16 @@ from penstock.change import EXACT, METADATA_FIELDS, ChangeType
 from penstock.schema import TableSchema
 from penstock.sinks.fold import COUNT, Outcome
 from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, DELETED, DELETED_AT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Mode
+from penstock.sinks.modes import (
+    CURRENT,
+    DELETED,
+    DELETED_AT,
+    VALID_FROM,
+    VALID_FROM_TIME,
+    VALID_TO,
+    VALID_TO_TIME,
+    Mode,
+)
 from tests.support.sinks.source import Change, Key, Row, Source, Transaction, exact_of, own_arrays, time_of
 
 Record = dict[str, Any]
@@ -108,7 +117,9 @@ class SourceModel(Source):
     def _soft_deleted_rows(self) -> list[Record]:
         live = [{**record_of(row), DELETED: False, DELETED_AT: None} for row in self.rows.values()]
         times = {key: None if at is None else time_of(at) for key, at in self._deleted_at.items()}
-        return live + [{**record_of(row), DELETED: True, DELETED_AT: times[key]} for key, row in self._deleted.items()]
+        return live + [
+            {**record_of(row), DELETED: True, DELETED_AT: times[key]} for key, row in self._deleted.items()
+        ]
 
     def _version_rows(self) -> list[Record]:
         return [dict(version) for version in self._versions]
@@ -180,7 +191,10 @@ def changes_table(table: TableSchema, transactions: Sequence[Transaction]) -> pa
 
 
 class PlainTarget:
-    """A target that is a list. Applies outcomes one row at a time, and answers lookups by looking at every row."""
+    """A target that is a list.
+
+    Applies outcomes one row at a time, and answers lookups by looking at every row.
+    """
 
     def __init__(self, layout: Layout, rows: Sequence[Record]) -> None:
         self.layout = layout
@@ -203,7 +217,10 @@ class PlainTarget:
             self.rows = []
         deleted = outcome.deleted.to_pylist()
         if self.layout.key:
-            assert outcome.deleted.column_names == [*self.layout.identity, EXACT] or self.layout.mode is Mode.APPEND
+            assert (
+                outcome.deleted.column_names == [*self.layout.identity, EXACT]
+                or self.layout.mode is Mode.APPEND
+            )
             names = {self.name(row, self.layout.identity) for row in deleted}
             assert len(names) == len(deleted), "no row is deleted twice"
             self.rows = [row for row in self.rows if self.name(row, self.layout.identity) not in names]
@@ -216,7 +233,9 @@ class PlainTarget:
         for row in deleted:
             assert row[COUNT] > 0
             for _ in range(row[COUNT]):
-                at = next(at for at, each in enumerate(self.rows) if self.name(each, names) == self.name(row, names))
+                at = next(
+                    at for at, each in enumerate(self.rows) if self.name(each, names) == self.name(row, names)
+                )
                 del self.rows[at]
 
     def name(self, row: Record, names: Sequence[str]) -> tuple[object, ...]:
@@ -232,6 +251,8 @@ def _comparable(value: object) -> object:
 
 def canonical(rows: Sequence[Record], layout: Layout) -> list[str]:
     """Rows in a fixed order, for comparing."""
-    assert all(row[EXACT] is None or row[EXACT] for row in rows), "an empty map says nothing that a null does not"
+    assert all(row[EXACT] is None or row[EXACT] for row in rows), (
+        "an empty map says nothing that a null does not"
+    )
     typed = pa.Table.from_pylist(rows, layout.schema).to_pylist()
     return sorted(repr(sorted({**row, EXACT: sorted(row[EXACT] or [])}.items())) for row in typed)

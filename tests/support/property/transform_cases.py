@@ -60,12 +60,24 @@ def filtered(row: Row) -> Row | None:
 def hashed_beyond(row: Row) -> Row:
     """Keys that are distinguished by their texts only."""
     day, number = row["valid_to"], row["number"]
-    text = number.text if number.text is not None else str(int(number.typed)) if isinstance(number.typed, Decimal) else None
-    return {**row, "number": NULL if text is None else Value(hashed(text)), "valid_to": Value(hashed(day.text or str(day.typed)))}
+    text = (
+        number.text
+        if number.text is not None
+        else str(int(number.typed))
+        if isinstance(number.typed, Decimal)
+        else None
+    )
+    return {
+        **row,
+        "number": NULL if text is None else Value(hashed(text)),
+        "valid_to": Value(hashed(day.text or str(day.typed))),
+    }
 
 
 CASES = {
-    "columns": Case(PLAIN, Transform(("blob",), {"note": "remark"}, ("id",), {"note": Mask(1)}, key=KEY), shaped),
+    "columns": Case(
+        PLAIN, Transform(("blob",), {"note": "remark"}, ("id",), {"note": Mask(1)}, key=KEY), shaped
+    ),
     "where": Case(PLAIN, Transform(where="id > -48 AND (note IS NULL OR note < 'text 5')"), filtered),
     "beyond": Case(BEYOND, Transform(hash=("valid_to", "number"), key=KEY), hashed_beyond),
 }
@@ -102,4 +114,6 @@ def wanted(case: Case, rows: list[Row]) -> list[Record]:
 def snapshot(table: TableSchema, rows: list[Row]) -> pa.Table:
     columns = [pa.field(column.name, column.arrow_type) for column in table.columns]
     exact = pa.array([exact_of(row) for row in rows], pa.map_(pa.string(), pa.string()))
-    return pa.table([*own_arrays(table, rows), exact], schema=pa.schema([*columns, pa.field(EXACT, exact.type)]))
+    return pa.table(
+        [*own_arrays(table, rows), exact], schema=pa.schema([*columns, pa.field(EXACT, exact.type)])
+    )

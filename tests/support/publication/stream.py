@@ -50,7 +50,9 @@ class Follower:
 
     @contextmanager
     def capture(self) -> Iterator[SpoolCapture]:
-        settings = CaptureSettings(self.address, self.slot, self.publication, self._spool, limits=CaptureLimits(quiet_seconds=0.1))
+        settings = CaptureSettings(
+            self.address, self.slot, self.publication, self._spool, limits=CaptureLimits(quiet_seconds=0.1)
+        )
         capture = SpoolCapture(settings)
         capture.start()
         try:
@@ -86,7 +88,12 @@ class Follower:
             found = next(each for each in inspect_tables(connection) if each.name == TableName.parse(table))
             schema = inspect_schema(connection, found, publication=self.publication)
             chunks = plan_chunks(connection, found, schema, 8192, self.publication)
-            rows = [row for chunk in chunks for batch in read_chunk(self.address, exported.name, chunk) for row in batch.to_pylist()]
+            rows = [
+                row
+                for chunk in chunks
+                for batch in read_chunk(self.address, exported.name, chunk)
+                for row in batch.to_pylist()
+            ]
         return [{name: value for name, value in row.items() if name not in METADATA_NAMES} for row in rows]
 
 

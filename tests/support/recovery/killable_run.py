@@ -20,7 +20,9 @@ COMMAND = [sys.executable, "-m", "penstock.cli.main", "run"]
 @contextmanager
 def started(mirror: Mirror, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen([*COMMAND, str(mirror.path)], stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            [*COMMAND, str(mirror.path)], stdout=output, stderr=output, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -34,7 +36,9 @@ def wait_for_word(phase: str, process: subprocess.Popen[bytes], log: Path) -> No
     deadline = time.monotonic() + PHASE_SECONDS
     while not any(word in log.read_text() for word in accepted):
         assert process.poll() is None, f"the run ended by itself:\n{log.read_text()[-3000:]}"
-        assert time.monotonic() < deadline, f"{phase!r} was not reached in {PHASE_SECONDS} s:\n{log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, (
+            f"{phase!r} was not reached in {PHASE_SECONDS} s:\n{log.read_text()[-3000:]}"
+        )
         time.sleep(0.05)
 
 

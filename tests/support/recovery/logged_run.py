@@ -19,7 +19,9 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         facts = {name: value for name, value in vars(record).items() if name not in _PLAIN}
-        self._stream.write(json.dumps({"at": record.created, "message": record.getMessage(), **facts}, default=str) + "\n")
+        self._stream.write(
+            json.dumps({"at": record.created, "message": record.getMessage(), **facts}, default=str) + "\n"
+        )
         self._stream.flush()
 
 

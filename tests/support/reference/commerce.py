@@ -64,7 +64,9 @@ class Commerce:
 
     def trade(self, people: int, transactions: int) -> None:
         """Have so many people make so many transactions each, all at once."""
-        at_work = [Background(lambda number=number: self._work(number, transactions)) for number in range(people)]  # type: ignore[misc]
+        at_work = [
+            Background(lambda number=number: self._work(number, transactions)) for number in range(people)
+        ]  # type: ignore[misc]
         for each in at_work:
             each.result(120, "the end of the working day")
 
@@ -73,9 +75,13 @@ class Commerce:
         number = next(self._numbers)
         with self.database.connect() as connection:
             self._mark(connection, number, 3)
-            connection.execute("INSERT INTO customers VALUES (90, 'for a moment', 'only') ON CONFLICT DO NOTHING")
+            connection.execute(
+                "INSERT INTO customers VALUES (90, 'for a moment', 'only') ON CONFLICT DO NOTHING"
+            )
             connection.execute("TRUNCATE customers")
-            connection.execute("INSERT INTO customers SELECT g, %s, 'new' FROM generate_series(2, 9) g", [f"by {number}"])
+            connection.execute(
+                "INSERT INTO customers SELECT g, %s, 'new' FROM generate_series(2, 9) g", [f"by {number}"]
+            )
             connection.execute("UPDATE orders SET tx = %s WHERE id <= 10", [number])
             self._commit(connection, number)
 
@@ -104,19 +110,41 @@ class Commerce:
             self._look(connection, number)
 
     def _act(self, connection: psycopg.Connection, number: int, dice: random.Random) -> None:
-        customer, other, order = dice.randint(1, CUSTOMERS), dice.randint(1, CUSTOMERS + 2), dice.randint(1, ORDERS)
+        customer, other, order = (
+            dice.randint(1, CUSTOMERS),
+            dice.randint(1, CUSTOMERS + 2),
+            dice.randint(1, ORDERS),
+        )
         name = f"by {number}"
         acts: list[tuple[str, list[object]]] = [
-            ("UPDATE customers SET name = %s WHERE id = %s", [name, customer]),  # leaves the long text as it is
+            (
+                "UPDATE customers SET name = %s WHERE id = %s",
+                [name, customer],
+            ),  # leaves the long text as it is
             ("UPDATE customers SET name = NULL, about = repeat(%s, 900) WHERE id = %s", [name, customer]),
             ("DELETE FROM customers WHERE id = %s", [customer]),
-            ("INSERT INTO customers VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE SET name = excluded.name", [customer, name, name]),
+            (
+                (
+                    "INSERT INTO customers VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE "
+                    "SET name = excluded.name"
+                ),
+                [customer, name, name],
+            ),
             # A key change, on both sides.
-            ("UPDATE customers SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM customers WHERE id = %s)", [other, customer, other]),
+            (
+                (
+                    "UPDATE customers SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM customers "
+                    "WHERE id = %s)"
+                ),
+                [other, customer, other],
+            ),
             ("UPDATE orders SET id = id + 10000, tx = %s WHERE id = %s", [number, order]),
             ("UPDATE orders SET customer = %s, tx = %s WHERE id = %s", [other, number, order]),
             ("DELETE FROM orders WHERE id = %s", [order]),
-            ("INSERT INTO orders VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE SET tx = excluded.tx", [order, other, number]),
+            (
+                "INSERT INTO orders VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE SET tx = excluded.tx",
+                [order, other, number],
+            ),
         ]
         statement, arguments = dice.choice(acts)
         connection.execute(statement.encode(), arguments)
@@ -126,7 +154,8 @@ class Commerce:
         customers = connection.execute("SELECT id, name, about FROM customers").fetchall()
         connection.commit()
         self.joined_at[number] = {
-            id_: (customer, tx, (name, about) if is_there else None) for id_, customer, tx, is_there, name, about in orders
+            id_: (customer, tx, (name, about) if is_there else None)
+            for id_, customer, tx, is_there, name, about in orders
         }
         self.customers_at[number] = {id_: (name, about) for id_, name, about in customers}
         self.order.append(number)
@@ -140,7 +169,9 @@ def check_against_sql(commerce: Commerce, rows: Iterable[Mapping[str, Any]], sin
     from after transaction `since`.
     """
     changes = sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"]))
-    streamed = {row["id"] - _MARKS for row in changes if row["_change_type"] == "insert" and row["id"] >= _MARKS}
+    streamed = {
+        row["id"] - _MARKS for row in changes if row["_change_type"] == "insert" and row["id"] >= _MARKS
+    }
     if since is None:
         # The snapshot lies after the last transaction that the stream does not have.
         since = next(tx for tx in reversed(commerce.order) if tx not in streamed)

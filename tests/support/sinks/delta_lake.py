@@ -20,7 +20,12 @@ from penstock.spool.reader import FileSlice
 from tests.support.delta_tables import InlineExecutors, add_rows, create_table, epoch, rows_of
 from tests.support.sinks.source import Source, Value, whole
 
-ITEMS = TableSchema(16401, TableName("public", "items"), (Column("id", pa.int64(), 20), Column("note", pa.string(), 25)), ("id",))
+ITEMS = TableSchema(
+    16401,
+    TableName("public", "items"),
+    (Column("id", pa.int64(), 20), Column("note", pa.string(), 25)),
+    ("id",),
+)
 
 
 LAYOUT = Layout(pa.schema([("id", pa.int64()), ("note", pa.string())]), ("id",), Mode.MIRROR)
@@ -38,7 +43,12 @@ class Lake:
         self.source = Source(ITEMS, [{"id": Value(key), "note": Value("first")} for key in range(1, 10)])
         create_table(self.path, LAYOUT)
         for keys in (range(1, 6), range(6, 10)):
-            add_rows(self.path, pa.Table.from_pylist([{"id": key, "note": "first", EXACT: None} for key in keys], LAYOUT.schema))
+            add_rows(
+                self.path,
+                pa.Table.from_pylist(
+                    [{"id": key, "note": "first", EXACT: None} for key in keys], LAYOUT.schema
+                ),
+            )
         self._writer = SpoolWriter(root / "spool", Position.of(self.source.fence))
         self._reader = SpoolReader(root / "spool")
         self._written = 0
@@ -48,7 +58,9 @@ class Lake:
         self._writer.seal()
         start = self.source.log[self._written - 1].position if self._written else self.source.fence
         self._written = len(self.source.log)
-        return self._reader.read(Position.of(start), Position.of(self.source.position)).tables[ITEMS.name].slices
+        return (
+            self._reader.read(Position.of(start), Position.of(self.source.position)).tables[ITEMS.name].slices
+        )
 
     def epoch(self, slices: Sequence[FileSlice]) -> DeltaCommit:
         return epoch(self.path, LAYOUT, slices, self.source.position)

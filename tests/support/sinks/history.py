@@ -25,7 +25,8 @@ PLAIN = TableSchema(
     ),
     ("id",),
 )
-# Names that quoting, paths of nested columns or our own columns could trip over; a key of two columns, neither of them first.
+# Names that quoting, paths of nested columns or our own columns could trip over; a key of two columns,
+# neither of them first.
 ODD = TableSchema(
     16402,
     TableName("odd schema", 'it\'s "a" `table` {1}'),
@@ -70,7 +71,10 @@ _NAN, _SIZES = float("nan"), (0.5, -0.0, float("nan"))
 KEYS: dict[TableSchema, Callable[[int], Key]] = {
     PLAIN: lambda at: (Value(at - 50),),
     ODD: lambda at: (Value(at // 7), Value(f"k{at % 7}'`")),
-    FLOATS: lambda at: (Value((_NAN, -0.0, 0.25, float("inf"))[at // 3 % 4] if at < 12 else float(at // 3)), Value(_SIZES[at % 3])),
+    FLOATS: lambda at: (
+        Value((_NAN, -0.0, 0.25, float("inf"))[at // 3 % 4] if at < 12 else float(at // 3)),
+        Value(_SIZES[at % 3]),
+    ),
     BEYOND: lambda at: (
         (Value(None, "infinity"), Value(None, "-infinity"), Value(date(2024, 1, 1)))[at % 3],
         Value(Decimal(at // 3)) if at // 3 % 3 else Value(None, f"{at // 3}e40" if at >= 3 else "NaN"),
@@ -87,7 +91,9 @@ class History:
         self.table = table
         self.statements = 60
         self.moves_leave_values = True
-        self.groups = [[KEYS[table](group * GROUP_KEYS + at) for at in range(GROUP_KEYS)] for group in range(groups)]
+        self.groups = [
+            [KEYS[table](group * GROUP_KEYS + at) for at in range(GROUP_KEYS)] for group in range(groups)
+        ]
         assert len({key for keys in self.groups for key in keys}) == groups * GROUP_KEYS
         first = [self.row(key) for keys in self.groups for key in keys if self.random.random() < 0.5]
         self.source = source(table, first)
@@ -118,13 +124,18 @@ class History:
             self.change(self.random.choice(taken), None)
 
     def change(self, key: Key, new_key: Key | None) -> None:
-        """An update: each column that is not null, and of a kind that Postgres may store out of line, may stay behind."""
+        """An update: each column that is not null, and of a kind that Postgres may store out of line, may
+        stay behind.
+        """
         row = self.source.rows[key]
         stays = self.random.choice([0.0, 0.5, 1.0]) if new_key is None or self.moves_leave_values else 0.0
         unchanged = [
             column.name
             for column in self.table.columns
-            if column.name not in self.table.key and row[column.name] != NULL and self.may_stay(column) and self.random.random() < stays
+            if column.name not in self.table.key
+            and row[column.name] != NULL
+            and self.may_stay(column)
+            and self.random.random() < stays
         ]
         values = {name: value for name, value in self.row(new_key or key).items() if name not in unchanged}
         self.source.update(key, values, unchanged)
@@ -135,7 +146,10 @@ class History:
 
     def row(self, key: Key) -> Row:
         given = dict(zip(self.table.key, key, strict=True))
-        return {column.name: given.get(column.name) or self.value(column.arrow_type) for column in self.table.columns}
+        return {
+            column.name: given.get(column.name) or self.value(column.arrow_type)
+            for column in self.table.columns
+        }
 
     def value(self, arrow_type: pa.DataType) -> Value:
         number = self.random.randint(0, 10**6)
@@ -144,7 +158,11 @@ class History:
         if pa.types.is_decimal(arrow_type):
             return Value(None, f"{number}e50") if number % 3 == 0 else Value(Decimal(number).scaleb(-2))
         if pa.types.is_timestamp(arrow_type):
-            return Value(None, "infinity") if number % 3 == 0 else Value(datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=number))
+            return (
+                Value(None, "infinity")
+                if number % 3 == 0
+                else Value(datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=number))
+            )
         plain: dict[pa.DataType, object] = {
             pa.string(): f"text {number}",
             pa.binary(): number.to_bytes(4, "big"),
@@ -165,7 +183,11 @@ class History:
             taken, log = log[:count], log[count:]
             if count == 1 and self.random.random() < 0.7:
                 size = len(taken[0].changes)
-                segments.append(in_pieces(self.table, taken[0], sorted(self.random.sample(range(1, size), min(2, size - 1)))))
+                segments.append(
+                    in_pieces(
+                        self.table, taken[0], sorted(self.random.sample(range(1, size), min(2, size - 1)))
+                    )
+                )
             else:
                 segments.append([whole(self.table, taken)])
         return segments

@@ -50,7 +50,9 @@ NAME = ITEMS.name
 class Lake:
     """Nine items in an Iceberg table."""
 
-    def __init__(self, spark: SparkSession, root: Path, maintenance: Maintenance | None = None, format_version: int = 2) -> None:
+    def __init__(
+        self, spark: SparkSession, root: Path, maintenance: Maintenance | None = None, format_version: int = 2
+    ) -> None:
         self.spark = spark
         self.root = root
         self.catalog = new_catalog()

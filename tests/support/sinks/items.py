@@ -10,7 +10,11 @@ from tests.support.sinks.source import NULL, Key, Row, Value
 ITEMS = TableSchema(
     16401,
     TableName("public", "items"),
-    (Column("id", pa.int64(), 20), Column("note", pa.string(), 25), Column("size", pa.decimal128(38, 18), 1700)),
+    (
+        Column("id", pa.int64(), 20),
+        Column("note", pa.string(), 25),
+        Column("size", pa.decimal128(38, 18), 1700),
+    ),
     ("id",),
 )
 

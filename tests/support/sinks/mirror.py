@@ -23,7 +23,9 @@ PIPELINE = "shop"
 
 
 class Mirror:
-    """Copies the source at its fence when made; `follow` brings the target to the source's last commit, in one epoch."""
+    """Copies the source at its fence when made; `follow` brings the target to the source's last commit, in
+    one epoch.
+    """
 
     def __init__(self, spark: SparkSession, root: Path, source: Source, sink: Sink | None = None) -> None:
         self.source = source
@@ -40,7 +42,10 @@ class Mirror:
     def snapshot(self) -> None:
         place = self.sink.begin_snapshot(self.source.table, Position.of(self.source.fence))
         rows = self.source.states[self.source.fence]
-        columns = [*own_arrays(self.source.table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
+        columns = [
+            *own_arrays(self.source.table, rows),
+            pa.array([exact_of(row) for row in rows], EXACT_TYPE),
+        ]
         batch = pa.record_batch(columns, schema=snapshot_schema(self.source.table))
         files = [write_batches(iter([batch] if rows else []), place, 0)]
         self.sink.finish_snapshot(self.source.table, files, Position.of(self.source.fence))
@@ -88,15 +93,21 @@ class Mirror:
         for *values, exact in zip(*columns, strict=True):
             texts = dict(exact or [])
             assert exact is None or texts, "an empty map says nothing that a null does not"
-            rows.append({name: Value(value, texts.pop(name, None)) for name, value in zip(names, values, strict=True)})
+            rows.append(
+                {name: Value(value, texts.pop(name, None)) for name, value in zip(names, values, strict=True)}
+            )
             assert not texts
         return sorted(rows, key=repr)
 
     def commits(self) -> list[list[dict[str, Any]]]:
         """The actions of each commit of the Delta log, oldest first."""
         files = sorted((self.path / "_delta_log").glob("*.json"))
-        return [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+        return [
+            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files
+        ]
 
     def operation(self) -> str:
         """The operation that the last commit names."""
-        return next(str(action["commitInfo"]["operation"]) for action in self.commits()[-1] if "commitInfo" in action)
+        return next(
+            str(action["commitInfo"]["operation"]) for action in self.commits()[-1] if "commitInfo" in action
+        )

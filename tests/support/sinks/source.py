@@ -110,7 +110,9 @@ class Source:
     def sorted_rows(self) -> list[Row]:
         return sorted((dict(row) for row in self.rows.values()), key=repr)
 
-    def _show(self, kind: ChangeType, row: Row, unchanged: Sequence[str] = (), *, is_move: bool = False) -> None:
+    def _show(
+        self, kind: ChangeType, row: Row, unchanged: Sequence[str] = (), *, is_move: bool = False
+    ) -> None:
         self._open.append(Change(kind, self._ordinal, dict(row), tuple(unchanged), is_move))
         self._ordinal += 1
 
@@ -123,7 +125,10 @@ class Source:
 
 def own_arrays(table: TableSchema, rows: Sequence[Mapping[str, Value]]) -> list[pa.Array]:
     """The table's own columns; a missing value is null."""
-    return [pa.array([row.get(column.name, NULL).typed for row in rows], column.arrow_type) for column in table.columns]
+    return [
+        pa.array([row.get(column.name, NULL).typed for row in rows], column.arrow_type)
+        for column in table.columns
+    ]
 
 
 def exact_of(row: Mapping[str, Value]) -> list[tuple[str, str]] | None:
@@ -148,7 +153,9 @@ def in_pieces(table: TableSchema, transaction: Transaction, cuts: Sequence[int])
     bounds = [0, *cuts, len(transaction.changes)]
     parts = [transaction.changes[low:high] for low, high in pairwise(bounds) if low < high]
     xid = transaction.position
-    steps: list[LogStep] = [TransactionPiece(xid, (_batch(table, [(None, change) for change in part]),)) for part in parts]
+    steps: list[LogStep] = [
+        TransactionPiece(xid, (_batch(table, [(None, change) for change in part]),)) for part in parts
+    ]
     return [*steps, PiecesCommitted(xid, Position.of(transaction.position), time_of(transaction.position))]
 
 

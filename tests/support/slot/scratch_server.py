@@ -46,7 +46,10 @@ class ScratchServer:
             for name, value in settings.items():
                 admin.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
             admin.execute("SELECT pg_reload_conf()")
-            wait_for(lambda: all(_has_changed(admin, name) for name in settings), f"other values of {', '.join(settings)}")
+            wait_for(
+                lambda: all(_has_changed(admin, name) for name in settings),
+                f"other values of {', '.join(settings)}",
+            )
 
     def fill_log(self, segments: int) -> None:
         """Write that many WAL segments and a checkpoint."""
@@ -64,7 +67,9 @@ class ScratchServer:
 
             def is_lost() -> bool:
                 self.fill_log(6)
-                found = admin.execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
+                found = admin.execute(
+                    "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", [slot]
+                ).fetchone()
                 return found == ("lost",)
 
             wait_for(is_lost, f"the loss of {slot}")
@@ -83,5 +88,7 @@ class ScratchServer:
 
 
 def _has_changed(admin: psycopg.Connection, name: str) -> bool:
-    row = admin.execute("SELECT setting, reset_val, boot_val FROM pg_settings WHERE name = %s", [name]).fetchone()
+    row = admin.execute(
+        "SELECT setting, reset_val, boot_val FROM pg_settings WHERE name = %s", [name]
+    ).fetchone()
     return len(set(row or ())) > 1

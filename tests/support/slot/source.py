@@ -28,7 +28,8 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_for
 QUICK = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.2)
 BEYOND = Position.of((1 << 64) - 1)
 COPY_AGAIN = (
-    "copy the tables again: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "copy the tables again: for a pipeline, remove the target tables, their penstock_epochs and the state "
+    "directory, and run again; "
     "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
 )
 """The exact text that operators read."""
@@ -37,7 +38,9 @@ COPY_AGAIN = (
 class Source:
     """A database with one published table and one that is not, a slot, and a spool."""
 
-    def __init__(self, database: Database, spool: Path, *, provisioned: bool = True, failover: bool = False) -> None:
+    def __init__(
+        self, database: Database, spool: Path, *, provisioned: bool = True, failover: bool = False
+    ) -> None:
         self.database = database
         self.spool = spool
         self.address = SourceAddress.parse(database.dsn)
@@ -48,7 +51,9 @@ class Source:
             ensure_capture(self.address, self.slot, "p", [TableName("public", "t")], failover=failover)
 
     def insert(self, low: int, high: int, note: str = "x") -> Position:
-        self.database.execute("INSERT INTO public.t SELECT i, %s FROM generate_series(%s::bigint, %s) i", note, low, high)
+        self.database.execute(
+            "INSERT INTO public.t SELECT i, %s FROM generate_series(%s::bigint, %s) i", note, low, high
+        )
         return self.position
 
     @property
@@ -62,20 +67,30 @@ class Source:
 
     @property
     def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        rows = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(rows[0][0])
 
     @property
     def active_pid(self) -> int | None:
-        pid: int | None = self.database.query("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot)[0][0]
+        pid: int | None = self.database.query(
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )[0][0]
         return pid
 
-    def settings(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None, **others: object) -> CaptureSettings:
-        settings = CaptureSettings(address or self.address, self.slot, "p", self.spool, (TableName("public", "t"),), limits)
+    def settings(
+        self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None, **others: object
+    ) -> CaptureSettings:
+        settings = CaptureSettings(
+            address or self.address, self.slot, "p", self.spool, (TableName("public", "t"),), limits
+        )
         return replace(settings, **others)  # type: ignore[arg-type]
 
     @contextmanager
-    def capture(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None, **others: object) -> Iterator[SpoolCapture]:
+    def capture(
+        self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None, **others: object
+    ) -> Iterator[SpoolCapture]:
         capture = SpoolCapture(self.settings(limits, address, **others))
         capture.start()
         try:
@@ -91,7 +106,15 @@ class Source:
 
     def trouble(self, code: str) -> CaptureFailure:
         """Wait until the status of the capture that runs shows this error."""
-        wait_for(lambda: self.status is not None and self.status.failure is not None and self.status.failure.code == code, code, self.state)
+        wait_for(
+            lambda: (
+                self.status is not None
+                and self.status.failure is not None
+                and self.status.failure.code == code
+            ),
+            code,
+            self.state,
+        )
         assert self.status is not None
         assert self.status.failure is not None
         return self.status.failure
@@ -118,7 +141,11 @@ class Source:
         if start is None or end is None:
             return []
         slices = [part for table in reader.read(start, end).tables.values() for part in table.slices]
-        return [row for part in slices for row in pq.read_table(part.path, columns=["id"]).column("id").to_pylist()]
+        return [
+            row
+            for part in slices
+            for row in pq.read_table(part.path, columns=["id"]).column("id").to_pylist()
+        ]
 
     def with_spool(self, spool: Path) -> Source:
         """The same slot, for another capture."""

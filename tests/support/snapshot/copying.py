@@ -83,7 +83,9 @@ class Watcher(PipelineObserver):
 class Copying:
     """The tables of a captured database, on their way into a lake."""
 
-    def __init__(self, captured: Captured, lake: Path, *, executors: SnapshotExecutors, sink: Sink, rows: RowsOf) -> None:
+    def __init__(
+        self, captured: Captured, lake: Path, *, executors: SnapshotExecutors, sink: Sink, rows: RowsOf
+    ) -> None:
         self.captured = captured
         self.address = SourceAddress.parse(captured.database.dsn)
         self.executors = executors
@@ -147,7 +149,9 @@ class Copying:
         )
         return watcher, failures
 
-    def assert_exact(self, *tables: str, policy: TypePolicy = TypePolicy.DEFAULT, publication: str | None = "p") -> None:
+    def assert_exact(
+        self, *tables: str, policy: TypePolicy = TypePolicy.DEFAULT, publication: str | None = "p"
+    ) -> None:
         """Every table equals the source at the target's position."""
         for name in (TableName("public", table) for table in tables):
             target = self.sink.load_target(name)
@@ -156,7 +160,9 @@ class Copying:
             with connect(self.address) as connection:
                 (table,) = [each for each in inspect_tables(connection) if each.name == name]
                 schema = inspect_schema(connection, table, policy, publication)
-            assert _sorted(self.rows(name)) == _sorted(_decoded(self.held[target.applied][name], schema)), name
+            assert _sorted(self.rows(name)) == _sorted(_decoded(self.held[target.applied][name], schema)), (
+                name
+            )
             assert self.store.load(name) is None, "nothing is left of a snapshot that is finished"
 
     def assert_joined(self, into: TableName, *tables: str) -> None:
@@ -168,7 +174,10 @@ class Copying:
         with connect(self.address) as connection:
             for table in inspect_tables(connection):
                 if table.name.name in tables:
-                    rows = _decoded(self.held[target.applied][table.name], inspect_schema(connection, table, publication="p"))
+                    rows = _decoded(
+                        self.held[target.applied][table.name],
+                        inspect_schema(connection, table, publication="p"),
+                    )
                     held += [{**row, SOURCE: str(table.name)} for row in rows]
         assert _sorted(self.rows(into)) == _sorted(held)
         assert self.store.load(into) is None, "nothing is left of a snapshot that is finished"
@@ -181,7 +190,11 @@ class Copying:
     def _export(
         self, address: SourceAddress, on_wait: OnWait, _tables: Sequence[CatalogTable] = (), *, has_slot: bool
     ) -> Iterator[ExportedSnapshot]:
-        with export_snapshot(address, on_wait) if has_slot else export_consistent_read(address, on_wait) as exported:
+        with (
+            export_snapshot(address, on_wait)
+            if has_slot
+            else export_consistent_read(address, on_wait) as exported
+        ):
             self.held[exported.fence] = self._contents(exported.name, self._tables)
             yield exported
 
@@ -193,10 +206,15 @@ class Copying:
 
     def _texts(self, connection: psycopg.Connection, table: TableName) -> Texts:
         name = sql.Identifier(table.schema, table.name)
-        names = [each.name for each in connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description or ()]
+        names = [
+            each.name
+            for each in connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(name)).description or ()
+        ]
         text = "CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {0}) END"
         columns = [sql.SQL(text).format(sql.Identifier(each)) for each in names]
-        rows = connection.execute(sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), name)).fetchall()
+        rows = connection.execute(
+            sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), name)
+        ).fetchall()
         return {each: [row[at] for row in rows] for at, each in enumerate(names)}
 
 

@@ -20,7 +20,15 @@ from penstock.pipeline.snapshots.executors import SnapshotExecutors
 from penstock.position import Position
 from penstock.postgres.chunks import snapshot_schema
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, directory_name
+from penstock.sinks.base import (
+    ChangedRows,
+    Sink,
+    SnapshotFile,
+    SnapshotPlace,
+    TableChanges,
+    Target,
+    directory_name,
+)
 from penstock.sinks.executors import In, Out
 from penstock.sinks.lineage import Origin
 from penstock.spark.envelope import read_changes
@@ -47,8 +55,12 @@ class LocalExecutors(SnapshotExecutors):
         return [function(task) for task in tasks]
 
     @override
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
-        batches = [batch for slice in slices for batch in read_changes([slice], change_schema(slice.file.schema))]
+    def write_keys(
+        self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
+    ) -> None:
+        batches = [
+            batch for slice in slices for batch in read_changes([slice], change_schema(slice.file.schema))
+        ]
         changes = pa.Table.from_batches(batches)
         columns: dict[str, Any] = {}
         for at, name in enumerate(schema.key):
@@ -99,19 +111,29 @@ class FileSink(Sink):
         shutil.rmtree(self.path(schema.name), ignore_errors=True)
         self.path(schema.name).mkdir(parents=True)
         self._save(schema, [], None)
-        return SnapshotPlace(str(self.path(schema.name)), snapshot_schema(schema), f"snapshot-{fence.value:016X}")
+        return SnapshotPlace(
+            str(self.path(schema.name)), snapshot_schema(schema), f"snapshot-{fence.value:016X}"
+        )
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         path, target = self.path(schema.name), self.load_target(schema.name)
-        return target is not None and target.applied is None and all((path / file.name).exists() for file in files if file.rows)
+        return (
+            target is not None
+            and target.applied is None
+            and all((path / file.name).exists() for file in files if file.rows)
+        )
 
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
         self._save(schema, [file.name for file in files if file.rows], fence)
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         path, columns = self.path(schema.name), snapshot_schema(schema)
         whole = [pq.read_table(path / file.name, schema=columns) for file in files if file.rows]
         keys = pq.read_table(changed.keys)
@@ -120,7 +142,11 @@ class FileSink(Sink):
             repr([row[f"{kind}_{at}"] for kind in ("match", "match_text") for at in range(count)])
             for row in keys.to_pylist()
         }  # fmt: skip
-        rows = [row for row in pa.concat_tables([columns.empty_table(), *whole]).to_pylist() if repr(_identity(row, schema)) not in gone]
+        rows = [
+            row
+            for row in pa.concat_tables([columns.empty_table(), *whole]).to_pylist()
+            if repr(_identity(row, schema)) not in gone
+        ]
         for name in changed.rows:
             rows += pq.read_table(name).rename_columns(columns.names).to_pylist()
         repaired = path / f"repaired-{fence.value:016X}.parquet"
@@ -162,14 +188,20 @@ class FileSink(Sink):
     def rows(self, table: TableName) -> list[dict[str, Any]]:
         document = self._load(table)
         assert document is not None
-        return [row for name in document["files"] for row in pq.read_table(self.path(table) / name).to_pylist()]
+        return [
+            row for name in document["files"] for row in pq.read_table(self.path(table) / name).to_pylist()
+        ]
 
     def _load(self, table: TableName) -> dict[str, Any] | None:
         path = self.path(table) / "table.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     def _save(self, schema: TableSchema, files: Sequence[str], applied: Position | None) -> None:
-        document = {"schema": schema_document(schema), "files": list(files), "applied": str(applied) if applied else None}
+        document = {
+            "schema": schema_document(schema),
+            "files": list(files),
+            "applied": str(applied) if applied else None,
+        }
         temporary = self.path(schema.name) / "table.tmp"
         temporary.write_text(json.dumps(document))
         temporary.rename(self.path(schema.name) / "table.json")

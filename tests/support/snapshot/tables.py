@@ -10,7 +10,8 @@ WIDE = "repeat(md5(g::text), 20)"  # some ten rows to a block
 
 def make(copying: Copying, table: str, rows: int = 120) -> TableName:
     copying.captured.execute(
-        f"CREATE TABLE {table} (id int PRIMARY KEY, v text)", f"INSERT INTO {table} SELECT g, {WIDE} FROM generate_series(1, {rows}) g"
+        f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+        f"INSERT INTO {table} SELECT g, {WIDE} FROM generate_series(1, {rows}) g",
     )
     copying.captured.start()
     return TableName("public", table)
@@ -26,7 +27,8 @@ def change(copying: Copying, table: str) -> None:
     )
 
 
-# Type of the key, values of it as SQL, and the texts that ask for them. The last value is there and not asked for.
+# Type of the key, values of it as SQL, and the texts that ask for them. The last value is there and not asked
+# for.
 KEYS: dict[str, tuple[str, list[str], list[str]]] = {
     "number": ("numeric", ["1.00", "-0.5", "1e-9", "12345678901234567890.5"], ["1", "-0.5", "1E-9"]),
     "beyond": ("numeric", ["'NaN'", "'Infinity'", "1"], ["NaN", "Infinity"]),

@@ -65,7 +65,11 @@ class Run:
         if checkpoint.commits == len(checkpoint.offsets):
             number = checkpoint.commits
             start = checkpoint.start(number, self.reader)
-            end = _stored(self.reader.latestOffset() if self._older else self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
+            end = _stored(
+                self.reader.latestOffset()
+                if self._older
+                else self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+            )
             if end == start:
                 return False
             checkpoint.offsets.append(end)
@@ -123,7 +127,12 @@ class LocalSource:
 
     @property
     def options(self) -> dict[str, str]:
-        options = {"dsn": self.address.dsn, "slot": self.slot, "spool": str(self.spool), "quietSeconds": "0.1"}
+        options = {
+            "dsn": self.address.dsn,
+            "slot": self.slot,
+            "spool": str(self.spool),
+            "quietSeconds": "0.1",
+        }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
         return {**options, "table": str(self.table)}
@@ -133,9 +142,16 @@ class LocalSource:
 
     @contextmanager
     def run(
-        self, checkpoint: Checkpoint | None = None, given: Mapping[str, str] | None = None, *, older: bool = False, **options: str
+        self,
+        checkpoint: Checkpoint | None = None,
+        given: Mapping[str, str] | None = None,
+        *,
+        older: bool = False,
+        **options: str,
     ) -> Iterator[Run]:
-        source = PostgresCdcSource({name: value for name, value in {**self.options, **(given or {}), **options}.items() if value})
+        source = PostgresCdcSource(
+            {name: value for name, value in {**self.options, **(given or {}), **options}.items() if value}
+        )
         reader = source.streamReader(source.schema())
         assert isinstance(reader, ChangeStreamReader)
         try:
@@ -144,7 +160,9 @@ class LocalSource:
             reader.stop()
 
     def insert(self, first: int, last: int) -> None:
-        self.database.execute("INSERT INTO orders SELECT g, 'n' || g FROM generate_series(%s::int, %s::int) g", first, last)
+        self.database.execute(
+            "INSERT INTO orders SELECT g, 'n' || g FROM generate_series(%s::int, %s::int) g", first, last
+        )
 
     @property
     def position(self) -> Position:
@@ -156,7 +174,11 @@ class LocalSource:
 
     def wait_for_spool(self, position: Position) -> None:
         reader = SpoolReader(self.spool)
-        wait_for(lambda: (end := reader.end) is not None and end >= position, "spool", lambda: (reader.end, position))
+        wait_for(
+            lambda: (end := reader.end) is not None and end >= position,
+            "spool",
+            lambda: (reader.end, position),
+        )
 
     def wait_until_free(self) -> None:
         wait_for(lambda: not is_spool_locked(self.spool), "unlocked spool")

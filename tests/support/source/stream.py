@@ -37,7 +37,10 @@ class Batch:
 
 
 class RunningQuery:
-    """One run. `on_batch` is called with the number of each batch before its rows are kept; it may wait, or raise."""
+    """One run.
+
+    `on_batch` is called with the number of each batch before its rows are kept; it may wait, or raise.
+    """
 
     def __init__(self, checkpoint: Path, *, collects: bool = True) -> None:
         self.checkpoint = checkpoint
@@ -84,7 +87,10 @@ class RunningQuery:
         return str(error)
 
     def finish(self) -> None:
-        """Stop, once Spark has written down that the last batch is done. Stopped before that, it would rightly repeat it."""
+        """Stop, once Spark has written down that the last batch is done.
+
+        Stopped before that, it would rightly repeat it.
+        """
         last = self.checkpoint / "commits" / str(self.batches[-1].number)
         self.wait_for(last.exists, f"commit of batch {last.name}")
         self.stop()
@@ -119,16 +125,29 @@ class ChangeSource:
 
     @property
     def options(self) -> dict[str, str]:
-        options = {"dsn": self.address.dsn, "slot": self.slot, "publication": self.slot, "spool": str(self.spool)}
+        options = {
+            "dsn": self.address.dsn,
+            "slot": self.slot,
+            "publication": self.slot,
+            "spool": str(self.spool),
+        }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
         # Segments at once, and quiet ground soon: tests wait for both.
         return {**options, "table": "public.orders", "quietSeconds": "0.5", "startingPosition": "slot"}
 
-    def reader(self, options: dict[str, str] | None = None, *, spark: SparkSession | None = None) -> DataStreamReader:
-        return (spark or self.spark).readStream.format("postgres-cdc").options(**{**self.options, **(options or {})})
+    def reader(
+        self, options: dict[str, str] | None = None, *, spark: SparkSession | None = None
+    ) -> DataStreamReader:
+        return (
+            (spark or self.spark)
+            .readStream.format("postgres-cdc")
+            .options(**{**self.options, **(options or {})})
+        )
 
-    def start(self, on_batch: OnBatch | None = None, trigger: dict[str, Any] | None = None, **options: str) -> RunningQuery:
+    def start(
+        self, on_batch: OnBatch | None = None, trigger: dict[str, Any] | None = None, **options: str
+    ) -> RunningQuery:
         run = RunningQuery(self.checkpoint)
         if on_batch is not None:
             run.on_batch = on_batch
@@ -139,8 +158,12 @@ class ChangeSource:
         reader = self.spark.readStream.format(CONTROL_FORMAT).options(**{**self.options, **options})
         return self._start(reader, RunningQuery(checkpoint or self.checkpoint, collects=False), None)
 
-    def _start(self, reader: DataStreamReader, run: RunningQuery, trigger: dict[str, Any] | None) -> RunningQuery:
-        writer = reader.load().writeStream.foreachBatch(run.take).option("checkpointLocation", str(run.checkpoint))
+    def _start(
+        self, reader: DataStreamReader, run: RunningQuery, trigger: dict[str, Any] | None
+    ) -> RunningQuery:
+        writer = (
+            reader.load().writeStream.foreachBatch(run.take).option("checkpointLocation", str(run.checkpoint))
+        )
         if trigger is not None:
             writer = writer.trigger(**trigger)
         run.query = writer.start()
@@ -149,7 +172,9 @@ class ChangeSource:
 
     def insert(self, first: int, last: int) -> None:
         """Rows with these ids, in one transaction."""
-        self.database.execute("INSERT INTO orders SELECT g, 'n' || g FROM generate_series(%s::int, %s::int) g", first, last)
+        self.database.execute(
+            "INSERT INTO orders SELECT g, 'n' || g FROM generate_series(%s::int, %s::int) g", first, last
+        )
 
     def insert_segments(self, count: int, rows: int, first: int = 1) -> None:
         """So many segments of so many rows. A capture must be running."""
@@ -180,7 +205,9 @@ class ChangeSource:
         self.database.execute("SELECT pg_drop_replication_slot(%s)", self.slot)
 
     def is_slot_active(self) -> bool:
-        return self.database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", self.slot) == [(True,)]
+        return self.database.query(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        ) == [(True,)]
 
     def wait_for_idle_slot(self, seconds: float = DEADLINE_SECONDS) -> None:
         wait_for(lambda: not self.is_slot_active(), "idle slot", seconds=seconds)
@@ -190,7 +217,9 @@ class ChangeSource:
 
     @property
     def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        rows = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(rows[0][0])
 
     def close(self) -> None:

@@ -30,10 +30,19 @@ from penstock.spool import FileSlice, SegmentUsage, SpoolRange, SpoolReader, Spo
 ORDERS = TableSchema(
     16401,
     TableName("public", "orders"),
-    (Column("id", pa.int64(), 20), Column("total", pa.decimal128(10, 2), 1700, 655366), Column("tags", pa.list_(pa.string()), 1009)),
+    (
+        Column("id", pa.int64(), 20),
+        Column("total", pa.decimal128(10, 2), 1700, 655366),
+        Column("tags", pa.list_(pa.string()), 1009),
+    ),
     ("id",),
 )
-ITEMS = TableSchema(16402, TableName("public", "items"), (Column("id", pa.int64(), 20), Column("note", pa.string(), 25)), ("id",))
+ITEMS = TableSchema(
+    16402,
+    TableName("public", "items"),
+    (Column("id", pa.int64(), 20), Column("note", pa.string(), 25)),
+    ("id",),
+)
 TABLES = {ORDERS.oid: ORDERS, ITEMS.oid: ITEMS}
 
 Seen = tuple[str, int, int]
@@ -80,7 +89,9 @@ def batch(table: TableSchema, rows: Sequence[tuple[int | None, int]], *, xid: in
     }
     schema = change_schema(table)
     arrays = [pa.array(columns.get(field.name, [None] * len(rows)), field.type) for field in schema]
-    return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=schema), ChangeCounts(inserts=len(rows)))
+    return ChangeBatch(
+        table, pa.RecordBatch.from_arrays(arrays, schema=schema), ChangeCounts(inserts=len(rows))
+    )
 
 
 def transactions(*commits: Commit) -> Transactions:
@@ -89,13 +100,17 @@ def transactions(*commits: Commit) -> Transactions:
         for ordinal, table in enumerate(commit.tables):
             rows.setdefault(table, []).append((commit.position, ordinal))
     last = commits[-1].position
-    return Transactions(tuple(batch(table, each) for table, each in rows.items()), at(last), time_of(last), len(commits))
+    return Transactions(
+        tuple(batch(table, each) for table, each in rows.items()), at(last), time_of(last), len(commits)
+    )
 
 
 def piece(xid: int, *changes: tuple[TableSchema, int], subxid: int | None = None) -> TransactionPiece:
     """A piece of an open transaction, or of a subtransaction of it: table and ordinal of each change."""
     owner = xid if subxid is None else subxid
-    return TransactionPiece(xid, tuple(batch(table, [(None, ordinal)], xid=owner) for table, ordinal in changes))
+    return TransactionPiece(
+        xid, tuple(batch(table, [(None, ordinal)], xid=owner) for table, ordinal in changes)
+    )
 
 
 def committed(xid: int, position: int) -> PiecesCommitted:
@@ -122,12 +137,18 @@ def rows_of(part: FileSlice) -> list[Seen]:
         table = table.filter(pc.field("_commit_version") <= part.upto.value)
     constant = part.file.commit_version
     versions = table["_commit_version"].to_pylist() if constant is None else [constant.value] * table.num_rows
-    return [(part.file.table.name, version, ordinal) for version, ordinal in zip(versions, table["_ordinal"].to_pylist(), strict=True)]
+    return [
+        (part.file.table.name, version, ordinal)
+        for version, ordinal in zip(versions, table["_ordinal"].to_pylist(), strict=True)
+    ]
 
 
 def changes(found: SpoolRange) -> dict[str, list[Seen]]:
     """By table, in the order of the slices."""
-    return {name.name: [row for part in table.slices for row in rows_of(part)] for name, table in found.tables.items()}
+    return {
+        name.name: [row for part in table.slices for row in rows_of(part)]
+        for name, table in found.tables.items()
+    }
 
 
 def all_changes(root: Path) -> Counter[Seen]:

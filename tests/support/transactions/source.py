@@ -44,7 +44,11 @@ class WatchedDecoder(PgOutputDecoder):
         cls = WatchedDecoder
         cls.kinds.update(chr(message[25]) for message in messages if len(message) > 25)
         steps = super().decode(messages)
-        pieces = [sum(batch.rows.num_rows for batch in step.batches) for step in steps if isinstance(step, TransactionPiece)]
+        pieces = [
+            sum(batch.rows.num_rows for batch in step.batches)
+            for step in steps
+            if isinstance(step, TransactionPiece)
+        ]
         cls.largest_piece = max([cls.largest_piece, *pieces])
         cls.most_carried = max(cls.most_carried, self.carried_messages)
         return steps
@@ -70,13 +74,17 @@ class TransactionSource:
 
     @property
     def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        rows = self.database.query(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot
+        )
         return Position.parse(rows[0][0])
 
     @contextmanager
     def capture(self, *, prefixes: tuple[str, ...] = ()) -> Iterator[SpoolCapture]:
         limits = CaptureLimits(quiet_seconds=0.1)
-        settings = CaptureSettings(self.address, self.slot, "p", self.spool, (), limits, message_prefixes=prefixes)
+        settings = CaptureSettings(
+            self.address, self.slot, "p", self.spool, (), limits, message_prefixes=prefixes
+        )
         capture = SpoolCapture(settings)
         capture.start()
         try:
@@ -144,8 +152,12 @@ class TransactionSource:
         names = [
             row[0]
             for row in self.database.query(
-                "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum", table
+                "SELECT attname FROM pg_attribute "
+                "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+                table,
             )
         ]
-        rows = [dict(zip(names, row, strict=True)) for row in self.database.query(f"SELECT * FROM public.{table}")]
+        rows = [
+            dict(zip(names, row, strict=True)) for row in self.database.query(f"SELECT * FROM public.{table}")
+        ]
         return {row["id"]: row for row in rows}

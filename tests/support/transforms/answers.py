@@ -10,7 +10,9 @@ import pyarrow as pa
 COLUMNS = {
     "n": pa.array([1, 5, None, -3, 5], pa.int32()),
     "big": pa.array([2**60, 1, 2, 3, None], pa.int64()),
-    "d": pa.array([Decimal("1.50"), Decimal("5.00"), None, Decimal("0.01"), Decimal("-1.00")], pa.decimal128(10, 2)),
+    "d": pa.array(
+        [Decimal("1.50"), Decimal("5.00"), None, Decimal("0.01"), Decimal("-1.00")], pa.decimal128(10, 2)
+    ),
     "f": pa.array([float("nan"), 1.5, None, -0.0, float("inf")], pa.float64()),
     "s": pa.array(["EU", "a%b", None, "line\nbreak", "Ü"], pa.string()),
     "b": pa.array([True, False, None, True, False]),

@@ -27,4 +27,6 @@ class RecordingSink(FileSink):
         self.changes = changes
         schema = changes.slices[0].file.schema
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-        self.taken = read_slices(changes.slices, Layout(columns, schema.key, Mode.MIRROR), views=changes.views)
+        self.taken = read_slices(
+            changes.slices, Layout(columns, schema.key, Mode.MIRROR), views=changes.views
+        )

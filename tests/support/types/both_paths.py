@@ -100,7 +100,9 @@ class BothPaths:
             for name in names:
                 schema = inspect_schema(connection, tables[name], publication=PUBLICATION)
                 chunks = plan_chunks(connection, tables[name], schema, 1 << 30, PUBLICATION)
-                batches = [batch for chunk in chunks for batch in read_chunk(self.address, exported.name, chunk)]
+                batches = [
+                    batch for chunk in chunks for batch in read_chunk(self.address, exported.name, chunk)
+                ]
                 found[name] = Road(schema, [row for batch in batches for row in _plain(batch)])
         return found
 
@@ -133,11 +135,17 @@ class BothPaths:
         return found
 
     def both(self, table: str, rows: Sequence[str]) -> list[dict[str, Any]]:
-        """Insert `rows` (SQL, without ids) before the snapshot and again after it; gives them if both paths agree on every value."""
-        self.database.execute("; ".join(f"INSERT INTO {table} VALUES ({at}, {row})" for at, row in enumerate(rows)))
+        """Insert `rows` (SQL, without ids) before the snapshot and again after it; gives them if both paths
+        agree on every value.
+        """
+        self.database.execute(
+            "; ".join(f"INSERT INTO {table} VALUES ({at}, {row})" for at, row in enumerate(rows))
+        )
         by_snapshot = self.snapshot(table)
         self.changes()
-        self.database.execute("; ".join(f"INSERT INTO {table} VALUES ({at + 1000}, {row})" for at, row in enumerate(rows)))
+        self.database.execute(
+            "; ".join(f"INSERT INTO {table} VALUES ({at + 1000}, {row})" for at, row in enumerate(rows))
+        )
         by_stream = self.live()[table]
         assert by_stream.schema == by_snapshot.schema
         first, second = (sorted(road.rows, key=lambda row: row["id"]) for road in (by_snapshot, by_stream))
@@ -155,10 +163,14 @@ class BothPaths:
         """
         name = f"t{self.database.query('SELECT count(*) FROM pg_class')[0][0]}"
         types = list(columns)
-        self.database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, {', '.join(_declared(types, arrays))})")
+        self.database.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, {', '.join(_declared(types, arrays))})"
+        )
         height = max(len(values) for values in columns.values()) + 1
         filled = {each: [*columns[each], *[("NULL", None)] * (height - len(columns[each]))] for each in types}
-        sql = [", ".join(_row([(each, filled[each][at][0]) for each in types], arrays)) for at in range(height)]
+        sql = [
+            ", ".join(_row([(each, filled[each][at][0]) for each in types], arrays)) for at in range(height)
+        ]
         found = self.both(name, sql)
         rendered = self._rendered(name, types, arrays)
         for at, row in enumerate(found):
@@ -166,7 +178,10 @@ class BothPaths:
             exact = {column: value.text for column, value in wanted.items() if isinstance(value, Exactly)}
             assert row["_exact"] == (exact or None), row["_exact"]
             for column, value in wanted.items():
-                assert repr(row[column]) == repr(None if isinstance(value, Exactly) else value), (types, column)
+                assert repr(row[column]) == repr(None if isinstance(value, Exactly) else value), (
+                    types,
+                    column,
+                )
         return self.catalog(name)[1]
 
     def check_key(self, columns: Mapping[str, Sequence[tuple[str, Any]]]) -> None:
@@ -175,8 +190,13 @@ class BothPaths:
         tables = {f"k{first}_{at}": type_name for at, type_name in enumerate(columns)}
         for name, type_name in tables.items():
             literals = ", ".join(f"({literal}, 0)" for literal, _ in columns[type_name])
-            self.database.execute(f"CREATE TABLE {name} (x {type_name} PRIMARY KEY, v int); INSERT INTO {name} VALUES {literals}")
-        self.check_keys({name: [_value(value) for _, value in columns[type_name]] for name, type_name in tables.items()})
+            self.database.execute(
+                f"CREATE TABLE {name} (x {type_name} PRIMARY KEY, v int); "
+                f"INSERT INTO {name} VALUES {literals}"
+            )
+        self.check_keys(
+            {name: [_value(value) for _, value in columns[type_name]] for name, type_name in tables.items()}
+        )
 
     def check_keys(self, tables: Mapping[str, Sequence[tuple[Any, dict[str, str] | None]]]) -> None:
         """Tables with key x and a column v, and the values of x, with their text in `_exact`; all rows are
@@ -189,15 +209,24 @@ class BothPaths:
         for name, values in tables.items():
             schema, expected = by_stream[name].schema, sorted(map(repr, values))
             assert schema.key == ("x",)
-            assert sorted(repr((row["x"], row["_exact"])) for row in by_snapshot[name].rows) == expected, schema.columns[0]
+            assert sorted(repr((row["x"], row["_exact"])) for row in by_snapshot[name].rows) == expected, (
+                schema.columns[0]
+            )
             for kind in ("insert", "update_postimage", "delete"):
                 rows = [row for row in by_stream[name].rows if row["_change_type"] == kind]
-                assert sorted(repr((row["x"], row["_exact"])) for row in rows) == expected, (schema.columns[0], kind)
+                assert sorted(repr((row["x"], row["_exact"])) for row in rows) == expected, (
+                    schema.columns[0],
+                    kind,
+                )
 
     def _rendered(self, name: str, types: Sequence[str], arrays: bool) -> list[tuple[str | None, ...]]:
         """How Postgres itself writes the first rows, under the pinned settings."""
-        columns = [f"c{at}" for at in range(len(types))] + ([f"a{at}" for at in range(len(types))] if arrays else [])
-        texts = ", ".join(f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%%s', {column}) END" for column in columns)
+        columns = [f"c{at}" for at in range(len(types))] + (
+            [f"a{at}" for at in range(len(types))] if arrays else []
+        )
+        texts = ", ".join(
+            f"CASE WHEN {column} IS DISTINCT FROM NULL THEN format('%%s', {column}) END" for column in columns
+        )
         with connect(self.address) as connection:
             statement: Any = f"SELECT {texts} FROM public.{name} WHERE id < %s ORDER BY id"
             rows: list[Any] = connection.execute(statement, [1000]).fetchall()
@@ -214,7 +243,9 @@ def _row(values: Sequence[tuple[str, str]], arrays: bool) -> list[str]:
     return plain + [f"ARRAY[{literal}, NULL]::{each}[]" for each, literal in values] if arrays else plain
 
 
-def _expected(values: Sequence[tuple[str, Any]], rendered: Sequence[str | None], arrays: bool) -> dict[str, Any]:
+def _expected(
+    values: Sequence[tuple[str, Any]], rendered: Sequence[str | None], arrays: bool
+) -> dict[str, Any]:
     found = {f"c{at}": value for at, (_, value) in enumerate(values)}
     for at, (_, value) in enumerate(values if arrays else ()):
         text = rendered[len(values) + at]

@@ -16,11 +16,16 @@ TEXT = "substr(E'ab{}\",\\\\ \\n''é漢🙂NULL', (random() * 12)::int, (random(
 MOMENT = "timestamp '0001-01-01' + random() * interval '9998 years'"
 _RECENT = "now() - random() * interval '1 year'"
 _PATH = "polygon(box(point(random(), random()), point(-random(), 2)))::path"
-_INTERVAL = "make_interval((random() * 9 - 5)::int, (random() * 99)::int, 0, (random() * 9 - 5)::int, 0, 0, random() * 1e6 - 5e5)"
+_INTERVAL = (
+    "make_interval((random() * 9 - 5)::int, (random() * 99)::int, 0, (random() * 9 - 5)::int, 0, "
+    "0, random() * 1e6 - 5e5)"
+)
 
 
 def rendered(version: int) -> dict[str, str]:
-    """Built-in types that stay as Postgres writes them, and that it can compare and order; those of a server of this version."""
+    """Built-in types that stay as Postgres writes them, and that it can compare and order; those of a server
+    of this version.
+    """
     infinite = "(ARRAY['infinity', '-infinity'])[1 + (random())::int]::interval"
     return {
         "name": TEXT,
@@ -28,24 +33,35 @@ def rendered(version: int) -> dict[str, str]:
         "varbit": "(random() * 31)::int::bit(5)::varbit",
         "time": f"({MOMENT})::time",
         "timetz": f"(({MOMENT})::time::text || '+05:30')::timetz",
-        "interval": f"CASE WHEN random() < 0.1 THEN {infinite} ELSE {_INTERVAL} END" if version >= 17 else _INTERVAL,
+        "interval": f"CASE WHEN random() < 0.1 THEN {infinite} ELSE {_INTERVAL} END"
+        if version >= 17
+        else _INTERVAL,
         "jsonb": f"jsonb_build_object({TEXT}, random(), 'b', ARRAY[NULL, {TEXT}])",
         "inet": "('10.0.0.0'::inet + (random() * 16777215)::int)",
-        "cidr": "network(set_masklen('10.0.0.0'::inet + (random() * 16777215)::int, 8 + (random() * 24)::int))",
+        "cidr": "network(set_masklen('10.0.0.0'::inet + (random() * 16777215)::int, 8 + (random() * "
+        "24)::int))",
         "macaddr": "substr(md5(random()::text), 1, 12)::macaddr",
         "macaddr8": "substr(md5(random()::text), 1, 16)::macaddr8",
-        **{f"int{size}range": f"int{size}range((random() * 9)::int, 9 + (random() * 9)::int, '[]')" for size in (4, 8)},
-        "numrange": "numrange(NULL, ((random() - 0.5) * 1e6)::numeric, (ARRAY['()', '(]'])[1 + random()::int])",
-        "daterange": "daterange(current_date - (random() * 999)::int, CASE WHEN random() < 0.5 THEN 'infinity'::date END)",
+        **{
+            f"int{size}range": f"int{size}range((random() * 9)::int, 9 + (random() * 9)::int, '[]')"
+            for size in (4, 8)
+        },
+        "numrange": "numrange(NULL, ((random() - 0.5) * 1e6)::numeric, (ARRAY['()', '(]'])[1 + "
+        "random()::int])",
+        "daterange": "daterange(current_date - (random() * 999)::int, CASE WHEN random() < 0.5 THEN "
+        "'infinity'::date END)",
         "tsrange": f"tsrange(({_RECENT})::timestamp, now()::timestamp)",
         "tstzrange": f"tstzrange({_RECENT}, NULL)",
         **{
-            f"int{size}multirange": f"int{size}multirange(int{size}range(NULL, (random() * 9)::int), int{size}range(20, 30))"
+            f"int{size}multirange": f"int{size}multirange(int{size}range(NULL, (random() * 9)::int), "
+            f"int{size}range(20, 30))"
             for size in (4, 8)
         },
         "nummultirange": "nummultirange(numrange(0, random()::numeric), numrange(2, NULL))",
-        "datemultirange": "datemultirange(daterange(current_date - (random() * 999)::int, current_date, '[]'))",
-        "tsmultirange": f"CASE WHEN random() < 0.1 THEN '{{}}' ELSE tsmultirange(tsrange(({_RECENT})::timestamp, NULL)) END",
+        "datemultirange": "datemultirange(daterange(current_date - (random() * 999)::int, current_date, "
+        "'[]'))",
+        "tsmultirange": f"CASE WHEN random() < 0.1 THEN '{{}}' ELSE "
+        f"tsmultirange(tsrange(({_RECENT})::timestamp, NULL)) END",
         "tstzmultirange": f"tstzmultirange(tstzrange({_RECENT}, now()))",
         "tsvector": "array_to_tsvector(ARRAY[md5(random()::text), 'a b'])",
         "tsquery": "(quote_literal(substr(md5(random()::text), 1, 5)) || ' & !b <-> ''c d'':*A')::tsquery",

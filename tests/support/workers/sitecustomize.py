@@ -1,8 +1,9 @@
 """Let Spark's Python workers import pyspark from its package instead of from `pyspark.zip`.
 
-Python runs this module at the start of every process that has this directory on its PYTHONPATH. Spark puts an archive of pyspark before
-everything else on the path of its workers. Python keeps no compiled modules of an archive, so each worker compiles some hundred modules
-again, which is two thirds of a second of CPU. The installed package holds the same files, with compiled modules beside them.
+Python runs this module at the start of every process that has this directory on its PYTHONPATH. Spark puts an
+archive of pyspark before everything else on the path of its workers. Python keeps no compiled modules of an
+archive, so each worker compiles some hundred modules again, which is two thirds of a second of CPU. The
+installed package holds the same files, with compiled modules beside them.
 """
 
 from __future__ import annotations

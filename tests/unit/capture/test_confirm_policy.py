@@ -10,7 +10,14 @@ from penstock.position import Lsn, Position
 LIMIT = 1000
 
 
-def look(policy: ConfirmPolicy, *, server: int, restart: int | None, released: int | None, sealed: int | None = None) -> Confirm:
+def look(
+    policy: ConfirmPolicy,
+    *,
+    server: int,
+    restart: int | None,
+    released: int | None,
+    sealed: int | None = None,
+) -> Confirm:
     """By default the spool holds everything the server has."""
     policy.update(
         Position.of(server),
@@ -26,7 +33,9 @@ def test_it_switches_above_the_limit_and_back_only_well_below_it() -> None:
     assert look(policy, server=2000, restart=1000, released=1000) is Confirm.APPLIED
     assert look(policy, server=2001, restart=1000, released=1000) is Confirm.SPOOLED
     assert policy.gives_way
-    assert look(policy, server=2001, restart=1900, released=1100) is Confirm.SPOOLED, "no flutter around the limit"
+    assert look(policy, server=2001, restart=1900, released=1100) is Confirm.SPOOLED, (
+        "no flutter around the limit"
+    )
     assert look(policy, server=2001, restart=1900, released=1201) is Confirm.APPLIED
     assert not policy.gives_way
 
@@ -40,9 +49,13 @@ def test_the_slots_own_progress_does_not_switch_it_back_while_consumers_are_behi
 def test_a_long_transaction_alone_does_not_switch_it_while_consumers_are_level() -> None:
     policy = ConfirmPolicy(Confirm.APPLIED, LIMIT)
     assert look(policy, server=50_000, restart=100, released=50_000) is Confirm.APPLIED
-    assert look(policy, server=50_000, restart=100, released=49_800) is Confirm.APPLIED, "a fifth of the limit is nothing"
+    assert look(policy, server=50_000, restart=100, released=49_800) is Confirm.APPLIED, (
+        "a fifth of the limit is nothing"
+    )
     assert look(policy, server=50_000, restart=100, released=49_799) is Confirm.SPOOLED
-    assert look(policy, server=50_000, restart=100, released=49_830) is Confirm.SPOOLED, "no flutter around the margin"
+    assert look(policy, server=50_000, restart=100, released=49_830) is Confirm.SPOOLED, (
+        "no flutter around the margin"
+    )
     assert look(policy, server=50_000, restart=100, released=49_840) is Confirm.APPLIED
 
 
@@ -52,7 +65,9 @@ def test_it_does_not_switch_while_nothing_more_is_sealed_than_released() -> None
     assert look(policy, server=50_000, restart=100, released=100, sealed=5000) is Confirm.SPOOLED
 
 
-@pytest.mark.parametrize(("configured", "limit"), [(Confirm.APPLIED, None), (Confirm.SPOOLED, LIMIT), (Confirm.SPOOLED, None)])
+@pytest.mark.parametrize(
+    ("configured", "limit"), [(Confirm.APPLIED, None), (Confirm.SPOOLED, LIMIT), (Confirm.SPOOLED, None)]
+)
 def test_without_a_limit_or_when_disabled_it_never_switches(configured: Confirm, limit: int | None) -> None:
     policy = ConfirmPolicy(configured, limit)
     assert look(policy, server=1 << 40, restart=1, released=1) is configured
@@ -75,7 +90,9 @@ def test_a_slot_that_is_gone_and_no_consumer_say_nothing() -> None:
         (Confirm.SPOOLED, 5, None, None),
     ],
 )
-def test_confirmable_positions(mode: Confirm, released: int | None, sealed: int | None, confirmable: int | None) -> None:
+def test_confirmable_positions(
+    mode: Confirm, released: int | None, sealed: int | None, confirmable: int | None
+) -> None:
     found = ConfirmPolicy(mode, None).confirmable(
         None if released is None else Position.of(released), None if sealed is None else Position.of(sealed)
     )

@@ -20,7 +20,9 @@ def _at(value: int) -> Position:
         (100, (100, 120), 120),
     ],
 )
-def test_a_reader_resumes_where_all_later_changes_are_available(needed: int, spool: tuple[int, int] | None, confirmed: int) -> None:
+def test_a_reader_resumes_where_all_later_changes_are_available(
+    needed: int, spool: tuple[int, int] | None, confirmed: int
+) -> None:
     check_continuity(_at(needed), (_at(spool[0]), _at(spool[1])) if spool else None, _at(confirmed), "slot")
 
 
@@ -35,5 +37,7 @@ def test_a_reader_resumes_where_all_later_changes_are_available(needed: int, spo
 )
 def test_a_hole_is_never_crossed(needed: int, spool: tuple[int, int] | None, confirmed: int) -> None:
     with pytest.raises(PositionGapError) as caught:
-        check_continuity(_at(needed), (_at(spool[0]), _at(spool[1])) if spool else None, _at(confirmed), "slot")
+        check_continuity(
+            _at(needed), (_at(spool[0]), _at(spool[1])) if spool else None, _at(confirmed), "slot"
+        )
     assert caught.value.hint

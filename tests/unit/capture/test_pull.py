@@ -68,7 +68,9 @@ class ListSession(FeedSession):
         steps = PollSteps(position, datetime.now(UTC))
         steps.is_due = self._feed.is_due
         if new:
-            yield from steps.add(TABLE, ChangeType.UPDATE_POSTIMAGE, [pa.array([str(each) for each in new], pa.string())])
+            yield from steps.add(
+                TABLE, ChangeType.UPDATE_POSTIMAGE, [pa.array([str(each) for each in new], pa.string())]
+            )
         self.mark = Mark(position, str(int(self.mark.state) + len(new)))
         yield from steps.finish()
 
@@ -78,11 +80,18 @@ class ListSession(FeedSession):
 
 
 @contextmanager
-def running(feed: ListFeed, spool: Path, *, quiet_seconds: float = 3600.0, confirm: Confirm = Confirm.APPLIED) -> Iterator[FeedCapture]:
+def running(
+    feed: ListFeed, spool: Path, *, quiet_seconds: float = 3600.0, confirm: Confirm = Confirm.APPLIED
+) -> Iterator[FeedCapture]:
     capture = FeedCapture(
         feed,
         FeedSettings(
-            "list", CaptureMethod.POLLING, spool, CaptureLimits(quiet_seconds=quiet_seconds), confirm=confirm, interval_seconds=0.001
+            "list",
+            CaptureMethod.POLLING,
+            spool,
+            CaptureLimits(quiet_seconds=quiet_seconds),
+            confirm=confirm,
+            interval_seconds=0.001,
         ),
     )
     capture.start()
@@ -119,7 +128,9 @@ def test_changes_and_mark_lie_in_one_segment(tmp_path: Path) -> None:
         wait(lambda: spooled(tmp_path) == [1, 2, 3], "three numbers", tmp_path)
     segments = SpoolReader(tmp_path).segments()
     assert [[mark.state for mark in spooled_marks([segment])] for segment in segments] == [["2"], ["3"]]
-    assert [spooled_marks([segment])[0].position for segment in segments] == [segment.end for segment in segments]
+    assert [spooled_marks([segment])[0].position for segment in segments] == [
+        segment.end for segment in segments
+    ]
 
 
 def test_capture_resumes_from_the_mark_in_the_spool(tmp_path: Path) -> None:

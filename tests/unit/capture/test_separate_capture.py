@@ -24,10 +24,17 @@ def test_a_spool_that_something_else_fills_is_not_followed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("captured", "read"), [(TEXT, TYPED), (TYPED, TEXT)])
-def test_a_spool_of_text_and_a_reader_of_types_are_kept_apart(tmp_path: Path, captured: TypePolicy, read: TypePolicy) -> None:
+def test_a_spool_of_text_and_a_reader_of_types_are_kept_apart(
+    tmp_path: Path, captured: TypePolicy, read: TypePolicy
+) -> None:
     now = datetime.now(UTC)
     with SpoolLock(tmp_path):
-        write_status(tmp_path, CaptureStatus("streaming", os.getpid(), Position.ZERO, Position.ZERO, 0, 0, now, numeric=captured.writes))
+        write_status(
+            tmp_path,
+            CaptureStatus(
+                "streaming", os.getpid(), Position.ZERO, Position.ZERO, 0, 0, now, numeric=captured.writes
+            ),
+        )
         check_shared(tmp_path, "slot", "publication", captured)
         with pytest.raises(ConfigError, match=r"writes values .*, and this pipeline reads them") as refused:
             check_shared(tmp_path, "slot", "publication", read)

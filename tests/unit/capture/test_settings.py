@@ -30,21 +30,29 @@ def test_settings_survive_the_way_through_options() -> None:
         "slot",
         "publication",
         Path("/var/spool"),
-        (TableName("public", "a,b"), TableName("Odd s", 'with "quotes", and.dots'), TableName("public", "line\nbreak")),
+        (
+            TableName("public", "a,b"),
+            TableName("Odd s", 'with "quotes", and.dots'),
+            TableName("public", "line\nbreak"),
+        ),
         CaptureLimits(segment_rows=7, segment_seconds=0.25, spool_bytes=1 << 40),
         failover=True,
         confirm=Confirm.SPOOLED,
         max_retained_bytes=1 << 33,
         types=TypePolicy("string", "error"),
         message_prefixes=("penstock", 'a,"b"'),
-        polling=PollingRules(0.5, "updated_at", ((TableName("public", 'a "b"'), "xmin"),), True, Path("/state/polling")),
+        polling=PollingRules(
+            0.5, "updated_at", ((TableName("public", 'a "b"'), "xmin"),), True, Path("/state/polling")
+        ),
     )
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}
     assert CaptureSettings.from_options(folded) == settings
 
 
-def test_a_directory_is_the_one_that_it_was_when_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_the_one_that_it_was_when_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process with another working directory would write a second spool there."""
     monkeypatch.chdir(tmp_path)
     address, here, resume = SourceAddress.parse(LEAST["dsn"]), Path("./spool"), Path("./resume")
@@ -83,7 +91,9 @@ def test_a_policy_about_types_that_makes_no_sense_is_refused(option: dict[str, s
         CaptureSettings.from_options({**LEAST, **option})
 
 
-@pytest.mark.parametrize("dsn", [f"postgresql://cdc:{NEEDLE}@db.example/shop", f"host=db.example password={NEEDLE}"])
+@pytest.mark.parametrize(
+    "dsn", [f"postgresql://cdc:{NEEDLE}@db.example/shop", f"host=db.example password={NEEDLE}"]
+)
 def test_password_inside_the_dsn_is_refused_and_not_repeated(dsn: str) -> None:
     with pytest.raises(ConfigError, match="contains a password") as raised:
         CaptureSettings.from_options({**LEAST, "dsn": dsn, "password": "another"})
@@ -96,7 +106,10 @@ def test_password_is_in_no_option_but_its_own() -> None:
     assert NEEDLE not in repr(settings)
 
 
-@pytest.mark.parametrize(("option", "text"), [("failover", "maybe"), ("confirm", "later"), ("maxRetainedWal", "-5"), ("slot", "No-Slot")])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("failover", "maybe"), ("confirm", "later"), ("maxRetainedWal", "-5"), ("slot", "No-Slot")],
+)
 def test_option_that_means_nothing_is_refused(option: str, text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         CaptureSettings.from_options({**LEAST, option: text})

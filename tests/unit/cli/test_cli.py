@@ -85,7 +85,10 @@ def test_check_reports_a_missing_configuration_like_any_other_problem(tmp_path: 
 def test_a_run_ends_with_the_same_code_as_the_check(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.yaml"
     dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
-    path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}', password: {{file: none}}}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
+    path.write_text(
+        f"pipeline: shop\nsource: {{dsn: '{dsn}', password: {{file: none}}}}\ntables: [a.b]\nsink: "
+        f"{{delta: {{path: lake}}}}\n"
+    )
     assert _penstock("check", str(path)).returncode == _penstock("run", str(path)).returncode == 2
     assert _penstock("verify", str(path)).returncode == 2
 
@@ -93,8 +96,13 @@ def test_a_run_ends_with_the_same_code_as_the_check(tmp_path: Path) -> None:
 def test_verify_finds_out_without_spark_that_it_cannot_start(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.yaml"
     dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
-    path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}'}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
-    unreachable, unnamed = _penstock("verify", str(path), "--json"), _penstock("verify", str(path), "--table", "no_schema")
+    path.write_text(
+        f"pipeline: shop\nsource: {{dsn: '{dsn}'}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n"
+    )
+    unreachable, unnamed = (
+        _penstock("verify", str(path), "--json"),
+        _penstock("verify", str(path), "--table", "no_schema"),
+    )
     assert (unreachable.returncode, unnamed.returncode) == (3, 2)
     assert "PEN-1101" in unreachable.stderr
     assert "--table" in unnamed.stderr
@@ -117,8 +125,13 @@ def test_a_file_of_a_pipeline_that_is_closed_to_this_user_is_one_message_and_exi
 def test_status_of_many_tables_fits_a_terminal_of_80_columns_without_all(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.yaml"
     dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
-    path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}'}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
-    names = [TableName("a_schema_with_a_long_name", f"a_table_with_a_name_that_takes_half_of_the_line_{number:02}") for number in range(30)]
+    path.write_text(
+        f"pipeline: shop\nsource: {{dsn: '{dsn}'}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n"
+    )
+    names = [
+        TableName("a_schema_with_a_long_name", f"a_table_with_a_name_that_takes_half_of_the_line_{number:02}")
+        for number in range(30)
+    ]
     tables = {name: TableStatus(TableState.STREAMING, Position.of(80)) for name in names}
     tables[names[-1]] = TableStatus.failed(ServerUnfitError("too old", hint="upgrade"), Position.of(80))
     (tmp_path / "lake").mkdir()
@@ -126,4 +139,6 @@ def test_status_of_many_tables_fits_a_terminal_of_80_columns_without_all(tmp_pat
     few, every = (_penstock("status", str(path), *options).stdout.splitlines() for options in ([], ["--all"]))
     assert next(line for line in few if line.startswith("a_schema")).split()[:2] == [str(names[-1]), "failed"]
     assert few[-1] == "… and 9 more that are streaming; --all lists them"
-    assert sorted(line.split()[0] for line in every if line.startswith("a_schema")) == [str(name) for name in names]
+    assert sorted(line.split()[0] for line in every if line.startswith("a_schema")) == [
+        str(name) for name in names
+    ]

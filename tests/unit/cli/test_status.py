@@ -30,12 +30,25 @@ from penstock.spool.status import CaptureFailure, CaptureStatus
 NOW = datetime(2025, 1, 2, tzinfo=UTC)
 REPORT = OpenTransaction(4711, "nightly report", "shop", "idle in transaction", 7200.0)
 LAG = CaptureLag(NOW, 5000, 1.5, 9000, 123, "extended", 10, 20, (REPORT,))
-CAPTURE = CaptureStatus("streaming", 1, Position.of(90), Position.of(80), 7, 8, NOW, confirms="spooled", confirmed=Position.of(80), lag=LAG)
+CAPTURE = CaptureStatus(
+    "streaming",
+    1,
+    Position.of(90),
+    Position.of(80),
+    7,
+    8,
+    NOW,
+    confirms="spooled",
+    confirmed=Position.of(80),
+    lag=LAG,
+)
 SLOT = Slot("penstock_shop", "pgoutput", "logical", "shop", Lsn(10), Position.of(70), "extended", 123)
 
 
 def status(capture: CaptureStatus) -> PipelineStatus:
-    return PipelineStatus("shop", "penstock_shop", None, capture, 0, 0, Position.of(80), SLOT, Position.of(100), None)
+    return PipelineStatus(
+        "shop", "penstock_shop", None, capture, 0, 0, Position.of(80), SLOT, Position.of(100), None
+    )
 
 
 def printed(capture: CaptureStatus) -> str:
@@ -51,12 +64,21 @@ def shown(found: PipelineStatus) -> str:
 def test_H06_H07_warnings_and_the_confirmed_position_are_shown() -> None:
     text = printed(CAPTURE)
     assert "confirm: spooled" in text
-    assert "wal_status is extended: the slot keeps more WAL than max_wal_size, 123 bytes may still be written" in text
+    assert (
+        "wal_status is extended: the slot keeps more WAL than max_wal_size, 123 bytes may still be written"
+        in text
+    )
     assert "held up by process 4711 (nightly report) in shop, open for 7200 s, idle in transaction" in text
 
 
 def test_L08_an_error_that_is_waited_out_is_shown_with_its_fix() -> None:
-    text = printed(replace(CAPTURE, state="waiting", failure=CaptureFailure.of(SlotBusyError("taken by 7", hint="end process 7"))))
+    text = printed(
+        replace(
+            CAPTURE,
+            state="waiting",
+            failure=CaptureFailure.of(SlotBusyError("taken by 7", hint="end process 7")),
+        )
+    )
     assert "waiting (PEN-1202: taken by 7)" in text
     assert "fix        end process 7" in text
 
@@ -71,7 +93,12 @@ def test_H06_programs_get_the_same_as_people() -> None:
     assert document["warnings"] == list(LAG.warnings)
     capture = document["capture"]
     assert isinstance(capture, dict)
-    assert (capture["lag_bytes"], capture["lag_seconds"], capture["retained_wal_bytes"], capture["safe_wal_bytes"]) == (
+    assert (
+        capture["lag_bytes"],
+        capture["lag_seconds"],
+        capture["retained_wal_bytes"],
+        capture["safe_wal_bytes"],
+    ) == (
         5000,
         1.5,
         9000,
@@ -92,9 +119,13 @@ def test_a_capture_without_a_process_has_stopped_whatever_its_last_status() -> N
 
 def test_L01_a_slot_that_is_gone_under_recorded_epochs_is_a_warning() -> None:
     gone = replace(status(CAPTURE), epoch=Epoch(3, Position.of(80), NOW, "7/1"), slot=None)
-    assert gone.warnings[0].startswith("slot penstock_shop is gone, and the targets have only the changes up to 0/50")
+    assert gone.warnings[0].startswith(
+        "slot penstock_shop is gone, and the targets have only the changes up to 0/50"
+    )
     assert "warning    slot penstock_shop is gone" in shown(gone)
-    assert replace(gone, epoch=None).warnings == replace(gone, source_error="no answer").warnings == LAG.warnings
+    assert (
+        replace(gone, epoch=None).warnings == replace(gone, source_error="no answer").warnings == LAG.warnings
+    )
 
 
 def test_a_capture_without_a_slot_says_nothing_of_one() -> None:
@@ -103,14 +134,21 @@ def test_a_capture_without_a_slot_says_nothing_of_one() -> None:
     assert "WAL" not in found
 
 
-LONG = TableName("a_schema_with_a_long_name", "and_a_table_whose_name_takes_nearly_all_that_postgres_allows_it")
+LONG = TableName(
+    "a_schema_with_a_long_name", "and_a_table_whose_name_takes_nearly_all_that_postgres_allows_it"
+)
 
 
 def _many_tables() -> PipelineStatus:
     applied = Position.of(80)
-    tables = {TableName("public", f"t{number:03}"): TableStatus(TableState.STREAMING, applied) for number in range(400)}
+    tables = {
+        TableName("public", f"t{number:03}"): TableStatus(TableState.STREAMING, applied)
+        for number in range(400)
+    }
     tables[LONG] = TableStatus(TableState.STREAMING, applied)
-    tables[TableName("public", "t333")] = TableStatus.failed(SlotBusyError("taken [by] 7", hint="end process 7"), applied)
+    tables[TableName("public", "t333")] = TableStatus.failed(
+        SlotBusyError("taken [by] 7", hint="end process 7"), applied
+    )
     tables[TableName("public", "t222")] = TableStatus(TableState.PAUSED, applied)
     tables[TableName("public", "t111")] = TableStatus(TableState.SNAPSHOTTING)
     return replace(status(CAPTURE), epoch=Epoch(3, Position.of(80), NOW, "7/1", tables))
@@ -156,9 +194,16 @@ def test_retried_table_is_shown_with_its_fix_and_its_next_attempt() -> None:
     retry = Retry("pipeline", "PEN-3000: the disk is full", "make room", 4, NOW)
     resync = "penstock tables resync CONFIG public.t"
     failing = TableStatus(TableState.RETRYING, Position.of(70), None, "PEN-3006: a file is missing", resync)
-    found = replace(status(CAPTURE), retries=(retry,), epoch=Epoch(3, Position.of(80), NOW, "7/1", {TableName("public", "t"): failing}))
+    found = replace(
+        status(CAPTURE),
+        retries=(retry,),
+        epoch=Epoch(3, Position.of(80), NOW, "7/1", {TableName("public", "t"): failing}),
+    )
     text = shown(found)
-    assert "retrying   pipeline: PEN-3000: the disk is full; failed 4 times in a row, next attempt 00:00:00 UTC; fix: make room" in text
+    assert (
+        "retrying   pipeline: PEN-3000: the disk is full; failed 4 times in a row, next attempt 00:00:00 "
+        "UTC; fix: make room" in text
+    )
     assert "    PEN-3006: a file is missing\n    fix: penstock tables resync CONFIG public.t" in text
     document = found.as_document()
     assert document["retries"] == [retry.as_document()]
@@ -183,7 +228,10 @@ def test_a_run_forgets_retries_of_a_killed_one_and_leaves_those_of_others_alone(
     monkeypatch.setattr("penstock.pipeline.pipeline.jvm_lock", lock)
     RetryLog(tmp_path).note("snapshots", SlotBusyError("busy"), 3, 10.0)
     pipeline = object.__new__(Pipeline)
-    pipeline._config = cast("Any", SimpleNamespace(spool=tmp_path / "spool", pipeline="shop", lock=tmp_path / "lock", state=tmp_path))
+    pipeline._config = cast(
+        "Any",
+        SimpleNamespace(spool=tmp_path / "spool", pipeline="shop", lock=tmp_path / "lock", state=tmp_path),
+    )
     pipeline._spark = cast("Any", None)
     pipeline._sink = cast("Any", SimpleNamespace(close=lambda: None))
     pipeline._retries = RetryLog(tmp_path)

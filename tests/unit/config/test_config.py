@@ -40,7 +40,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 
 
 def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None:
-    shared = MINIMAL.replace('shop"}', 'shop", slot: all, publication: all, spool: ../spool, process: separate}')
+    shared = MINIMAL.replace(
+        'shop"}', 'shop", slot: all, publication: all, spool: ../spool, process: separate}'
+    )
     config = _load(tmp_path, shared)
     assert config.spool == tmp_path / "../spool"
     settings = config.capture_settings(tables=[TableName("public", "orders")])
@@ -48,15 +50,28 @@ def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None
     assert CaptureSettings.from_options(settings.to_options()) == settings
     assert not _load(tmp_path, MINIMAL).capture_settings().is_separate
     own = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", process: separate}'))
-    assert (config.owns_publication, own.owns_publication, _load(tmp_path, MINIMAL).owns_publication) == (False, False, True)
+    assert (config.owns_publication, own.owns_publication, _load(tmp_path, MINIMAL).owns_publication) == (
+        False,
+        False,
+        True,
+    )
 
 
 def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
     assert _load(tmp_path, MINIMAL).polling_rules is None
-    polled = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: polling, polling: {interval: 5 seconds, cursors: {public.a: at}}}'))
+    polled = _load(
+        tmp_path,
+        MINIMAL.replace(
+            'shop"}', 'shop", capture: polling, polling: {interval: 5 seconds, cursors: {public.a: at}}}'
+        ),
+    )
     rules = polled.polling_rules
     assert rules is not None
-    assert (rules.interval_seconds, rules.deletes, rules.resume) == (5.0, True, tmp_path / "state" / "polling")
+    assert (rules.interval_seconds, rules.deletes, rules.resume) == (
+        5.0,
+        True,
+        tmp_path / "state" / "polling",
+    )
     assert [rules.cursor_of(TableName("public", name)) for name in "ab"] == ["at", "xmin"]
     assert polled.capture_settings().polling == rules
     with pytest.raises(ConfigError, match="write process: separate"):
@@ -65,7 +80,9 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", polling: {}}'))
     with pytest.raises(ConfigError, match="always runs inside penstock run"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: polling, process: separate}'))
-    triggered = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: noted}')).capture_settings()
+    triggered = _load(
+        tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: noted}')
+    ).capture_settings()
     assert (triggered.by_triggers, triggered.slot, triggered.polling) == (True, "noted", None)
     with pytest.raises(ConfigError, match="publication has no effect with capture: trigger"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, publication: p}'))
@@ -75,8 +92,12 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: pg_noted}'))
 
 
-@pytest.mark.parametrize(("capture", "published_by"), [("wal", "penstock_shop"), ("polling", None), ("trigger", None)])
-def test_a_publication_decides_about_rows_and_columns_of_the_log_alone(tmp_path: Path, capture: str, published_by: str | None) -> None:
+@pytest.mark.parametrize(
+    ("capture", "published_by"), [("wal", "penstock_shop"), ("polling", None), ("trigger", None)]
+)
+def test_a_publication_decides_about_rows_and_columns_of_the_log_alone(
+    tmp_path: Path, capture: str, published_by: str | None
+) -> None:
     """One may be left from the time when the pipeline was captured from the log."""
     config = _load(tmp_path, MINIMAL.replace('shop"}', f'shop", capture: {capture}}}'))
     assert config.published_by == published_by
@@ -88,7 +109,12 @@ def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
-    text = MINIMAL.replace("pipeline: shop", "pipeline: Shop!").replace("sink: {delta: {path: lake}}", "sync: {}") + "trigger: soon\n"
+    text = (
+        MINIMAL.replace("pipeline: shop", "pipeline: Shop!").replace(
+            "sink: {delta: {path: lake}}", "sync: {}"
+        )
+        + "trigger: soon\n"
+    )
     with pytest.raises(ConfigError) as caught:
         _load(tmp_path, text)
     assert all(key in str(caught.value) for key in ("pipeline:", "sink:", "sync:", "trigger:"))
@@ -104,11 +130,21 @@ def test_invalid_configuration_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("addition", "key"),
     [
-        pytest.param("heartbeat_query: SELECT 1\n", "heartbeat_query", id="H05: an idle slot advances by itself, without a query of ours"),
-        pytest.param("columns: {hash: [email]}\n", "columns", id="P10: columns are hashed and masked by the rule of a table, see K13"),
+        pytest.param(
+            "heartbeat_query: SELECT 1\n",
+            "heartbeat_query",
+            id="H05: an idle slot advances by itself, without a query of ours",
+        ),
+        pytest.param(
+            "columns: {hash: [email]}\n",
+            "columns",
+            id="P10: columns are hashed and masked by the rule of a table, see K13",
+        ),
     ],
 )
-def test_H05_P10_misplaced_settings_are_refused_and_not_ignored(tmp_path: Path, addition: str, key: str) -> None:
+def test_H05_P10_misplaced_settings_are_refused_and_not_ignored(
+    tmp_path: Path, addition: str, key: str
+) -> None:
     with pytest.raises(ConfigError, match=key):
         _load(tmp_path, MINIMAL + addition)
 
@@ -145,14 +181,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (["*.*"], TableName('odd "schema"', "new\nline"), True),
     ],
 )
-def test_P07_rules_select_tables(tmp_path: Path, rules: list[object], name: TableName, selected: bool) -> None:
+def test_P07_rules_select_tables(
+    tmp_path: Path, rules: list[object], name: TableName, selected: bool
+) -> None:
     document = {**yaml.safe_load(MINIMAL), "tables": rules}
     assert _load(tmp_path, yaml.safe_dump(document)).selects(name) is selected
 
 
 def test_the_last_rule_that_says_a_mode_says_it_for_its_tables(tmp_path: Path) -> None:
     document = {**yaml.safe_load(MINIMAL), "sink": {"postgres": {"dsn": "dbname=x"}}}
-    rules = [{"match": "public.*", "mode": "soft_delete"}, {"table": "public.orders", "mode": "history"}, "public.*", "other.t"]
+    rules = [
+        {"match": "public.*", "mode": "soft_delete"},
+        {"table": "public.orders", "mode": "history"},
+        "public.*",
+        "other.t",
+    ]
     config = _load(tmp_path, yaml.safe_dump({**document, "tables": rules, "mode": "append"}))
     assert config.mode_of(TableName("public", "orders")) is Mode.HISTORY
     assert config.mode_of(TableName("public", "items")) is Mode.SOFT_DELETE
@@ -175,9 +218,15 @@ def test_a_mode_that_the_sink_does_not_have_is_refused(tmp_path: Path) -> None:
 def test_the_guides_example_of_modes_is_a_configuration(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "modes.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    given = MINIMAL.replace("tables: [public.orders]\n", "").replace("{delta: {path: lake}}", "{postgres: {dsn: dbname=x}}")
+    given = MINIMAL.replace("tables: [public.orders]\n", "").replace(
+        "{delta: {path: lake}}", "{postgres: {dsn: dbname=x}}"
+    )
     config = _load(tmp_path, given + block)
-    assert [config.mode_of(TableName("public", name)) for name in ("orders", "events", "items")] == ["history", "append", "mirror"]
+    assert [config.mode_of(TableName("public", name)) for name in ("orders", "events", "items")] == [
+        "history",
+        "append",
+        "mirror",
+    ]
 
 
 @pytest.mark.parametrize("rule", [{"table": "a.b", "match": "c.*"}, {}, {"table": "nodot"}])
@@ -186,7 +235,9 @@ def test_a_rule_that_says_nothing_or_two_things_is_refused(tmp_path: Path, rule:
         _load(tmp_path, yaml.safe_dump({**yaml.safe_load(MINIMAL), "tables": [rule]}))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1 second", 1.0), ("500 ms", 0.5), ("2 minutes", 120.0), ("1.5s", 1.5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1 second", 1.0), ("500 ms", 0.5), ("2 minutes", 120.0), ("1.5s", 1.5)]
+)
 def test_a_trigger_is_a_duration(tmp_path: Path, text: str, seconds: float) -> None:
     assert _load(tmp_path, MINIMAL + f"trigger: {text}\n").trigger_seconds == seconds
 
@@ -230,7 +281,9 @@ def test_the_file_of_a_hash_key_is_relative_to_the_configuration(tmp_path: Path)
 
 def test_an_invalid_dsn_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dsn"):
-        _load(tmp_path, MINIMAL.replace("postgresql://cdc@db.example:5433/shop", "not a dsn")).source.address()
+        _load(
+            tmp_path, MINIMAL.replace("postgresql://cdc@db.example:5433/shop", "not a dsn")
+        ).source.address()
 
 
 @pytest.mark.parametrize("given", ['"a, b"', "[a, b]", "[a]"])
@@ -242,7 +295,12 @@ def test_P06_several_publications_are_refused_with_the_fix(tmp_path: Path, given
 
 
 def test_P06_several_publications_of_a_source_are_refused_with_the_fix() -> None:
-    options = {"dsn": "postgresql://cdc@db.example/shop", "slot": "shop", "spool": "/spool", "publication": "a,b"}
+    options = {
+        "dsn": "postgresql://cdc@db.example/shop",
+        "slot": "shop",
+        "spool": "/spool",
+        "publication": "a,b",
+    }
     with pytest.raises(ConfigError, match="the option 'publication' lists several: a,b") as caught:
         CaptureSettings.from_options(options)
     assert (caught.value.hint or "").startswith("a capture uses one publication: ")
@@ -250,24 +308,37 @@ def test_P06_several_publications_of_a_source_are_refused_with_the_fix() -> None
 
 @pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64])
 def test_L09_an_invalid_slot_name_is_explained(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"source\.slot: .*a slot name consists of lower-case letters, digits and underscores"):
+    with pytest.raises(
+        ConfigError,
+        match=r"source\.slot: .*a slot name consists of lower-case letters, digits and underscores",
+    ):
         _load(tmp_path, MINIMAL.replace('shop"}', f'shop", slot: "{name}"}}'))
 
 
 def test_how_the_slot_is_kept_and_confirmed_reaches_the_capture(tmp_path: Path) -> None:
-    text = MINIMAL.replace('shop"}', 'shop", failover: true}') + "confirm: spooled\nmax_retained_wal: 1000000\n"
+    text = (
+        MINIMAL.replace('shop"}', 'shop", failover: true}') + "confirm: spooled\nmax_retained_wal: 1000000\n"
+    )
     settings = _load(tmp_path, text).capture_settings()
-    assert (settings.failover, settings.confirm, settings.max_retained_bytes) == (True, Confirm.SPOOLED, 1_000_000)
+    assert (settings.failover, settings.confirm, settings.max_retained_bytes) == (
+        True,
+        Confirm.SPOOLED,
+        1_000_000,
+    )
 
 
 @pytest.mark.parametrize(("text", "policy"), [("null", "null"), ("'null'", "null"), ("error", "error")])
-def test_policy_for_values_beyond_their_type_reaches_the_capture(tmp_path: Path, text: str, policy: str) -> None:
+def test_policy_for_values_beyond_their_type_reaches_the_capture(
+    tmp_path: Path, text: str, policy: str
+) -> None:
     """YAML takes a bare null for nothing."""
     config = _load(tmp_path, MINIMAL + f'types: {{on_unrepresentable: {text}, numeric: "decimal(20,4)"}}\n')
     assert config.capture_settings().types == TypePolicy("decimal(20,4)", policy)
 
 
-@pytest.mark.parametrize("types", ["{numeric: float}", '{numeric: "decimal(40,2)"}', "{on_unrepresentable: maybe}"])
+@pytest.mark.parametrize(
+    "types", ["{numeric: float}", '{numeric: "decimal(40,2)"}', "{on_unrepresentable: maybe}"]
+)
 def test_a_policy_about_types_that_makes_no_sense_is_refused(tmp_path: Path, types: str) -> None:
     with pytest.raises(ConfigError, match="types"):
         _load(tmp_path, MINIMAL + f"types: {types}\n")
@@ -321,7 +392,12 @@ def test_a_sink_is_one_of_the_kinds_and_the_error_names_them(tmp_path: Path) -> 
 
 
 def test_a_postgres_sink_reads_values_as_text_and_keeps_its_records_beside_the_file(tmp_path: Path) -> None:
-    config = _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", "{postgres: {dsn: 'host=b dbname=copy', password: {file: secret}}}"))
+    config = _load(
+        tmp_path,
+        MINIMAL.replace(
+            "{delta: {path: lake}}", "{postgres: {dsn: 'host=b dbname=copy', password: {file: secret}}}"
+        ),
+    )
     assert config.sink.root == tmp_path / "target"
     assert config.type_policy.is_text
     assert not _load(tmp_path, MINIMAL).type_policy.is_text
@@ -340,7 +416,9 @@ def test_settings_without_a_meaning_for_a_postgres_sink_are_refused(tmp_path: Pa
 
 
 def test_an_iceberg_sink_has_a_catalog_and_keeps_its_state_in_the_warehouse(tmp_path: Path) -> None:
-    config = _load(tmp_path, MINIMAL.replace("delta: {path: lake}", "iceberg: {warehouse: lake, namespace: prod.mirror}"))
+    config = _load(
+        tmp_path, MINIMAL.replace("delta: {path: lake}", "iceberg: {warehouse: lake, namespace: prod.mirror}")
+    )
     assert config.sink.iceberg is not None
     assert config.sink.root == config.sink.iceberg.warehouse == tmp_path / "lake"
     assert (config.sink.iceberg.catalog, config.sink.iceberg.namespace) == ("lake", ("prod", "mirror"))
@@ -352,7 +430,9 @@ def test_maintenance_is_of_all_tables_and_delta_tables_keep_an_hour_at_least(tmp
     assert (config.maintenance.iceberg_keep_seconds, config.maintenance.limit_seconds) == (3600, 600)
     chosen = "maintenance: {compact_after: 0, checkpoint_after: 10, keep: 2 days, time_limit: 1 minute}\n"
     config = _load(tmp_path, MINIMAL + chosen)
-    assert config.maintenance.delta == MaintenanceSettings(compact_after=0, checkpoint_after=10, keep_seconds=2 * 86400)
+    assert config.maintenance.delta == MaintenanceSettings(
+        compact_after=0, checkpoint_after=10, keep_seconds=2 * 86400
+    )
     assert config.maintenance.iceberg_keep_seconds == 2 * 86400
     assert (config.maintenance.delta.versions, config.maintenance.iceberg_versions) == (20_000, 1_000)
     config = _load(tmp_path, MINIMAL + "maintenance: {versions: 300}\n")
@@ -364,7 +444,9 @@ def test_maintenance_is_of_all_tables_and_delta_tables_keep_an_hour_at_least(tmp
         _load(tmp_path, MINIMAL + "maintenance: {keep: long}\n")
     iceberg = MINIMAL.replace("{delta: {path: lake}}", "{iceberg: {warehouse: lake}}")
     brief = _load(tmp_path, iceberg + "maintenance: {keep: 1 minute}\n").maintenance
-    assert (brief.iceberg_keep_seconds, brief.delta.keep_seconds) == (60, 3600), "the default for Delta tables is the same"
+    assert (brief.iceberg_keep_seconds, brief.delta.keep_seconds) == (60, 3600), (
+        "the default for Delta tables is the same"
+    )
 
 
 @pytest.mark.parametrize(
@@ -382,20 +464,24 @@ def test_there_is_one_sink_with_options_that_make_sense(tmp_path: Path, sink: st
         _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", sink))
 
 
-def test_S13_schema_changes_are_followed_unless_the_pipeline_or_a_tables_last_rule_says_otherwise(tmp_path: Path) -> None:
+def test_S13_schema_changes_are_followed_unless_the_pipeline_or_a_tables_last_rule_says_otherwise(
+    tmp_path: Path,
+) -> None:
     rules = """tables:
   - {match: public.*, schema_changes: stop}
   - other.*
   - {table: public.log, schema_changes: ignore}
 """
-    config = _load(tmp_path, MINIMAL.replace("tables: [public.orders]\n", rules) + "schema_changes: additive\n")
+    config = _load(
+        tmp_path, MINIMAL.replace("tables: [public.orders]\n", rules) + "schema_changes: additive\n"
+    )
     names = [TableName("public", "log"), TableName("public", "orders"), TableName("other", "t")]
     assert [config.schema_rule(name).policy for name in names] == ["ignore", "stop", "additive"]
     assert _load(tmp_path, MINIMAL).schema_rule(names[0]).auto_resync
     assert not _load(tmp_path, MINIMAL.replace("delta:", "parquet:")).schema_rule(names[0]).auto_resync
 
 
-# --- locations ------------------------------------------------------------------------------------------------------------------
+# --- locations ----------------------------------------------------------------------------------------------
 
 LOCATIONS = {
     "state": "state: LOCATION",
@@ -416,13 +502,19 @@ def _at(tmp_path: Path, key: str, location: str) -> PipelineConfig:
 
 
 @pytest.mark.parametrize("key", LOCATIONS)
-@pytest.mark.parametrize("url", ["s3://k3y:s3cr3t@bucket/lake", "abfss://c@account.dfs.example/lake", "hdfs:/lake", "GS://bucket"])
-def test_a_url_of_another_scheme_than_file_is_refused_in_every_location_with_reason_and_fix(tmp_path: Path, key: str, url: str) -> None:
+@pytest.mark.parametrize(
+    "url", ["s3://k3y:s3cr3t@bucket/lake", "abfss://c@account.dfs.example/lake", "hdfs:/lake", "GS://bucket"]
+)
+def test_a_url_of_another_scheme_than_file_is_refused_in_every_location_with_reason_and_fix(
+    tmp_path: Path, key: str, url: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         _at(tmp_path, key, url)
     scheme = url.partition(":")[0].lower()
     assert caught.value.code == "PEN-1001"
-    words = rf"{re.escape(key)}\S*: Value error, {scheme}: URLs are not supported: .*give the path of a directory"
+    words = (
+        rf"{re.escape(key)}\S*: Value error, {scheme}: URLs are not supported: .*give the path of a directory"
+    )
     assert re.search(words, str(caught.value))
     assert "s3cr3t" not in str(caught.value)
 
@@ -464,14 +556,22 @@ def test_the_addresses_of_an_iceberg_catalog_are_left_to_spark(tmp_path: Path) -
         "spark.sql.catalog.prod.uri": "jdbc:postgresql://db.example/catalog",
         "spark.sql.catalog.prod.warehouse": "s3://bucket/lake",
     }
-    document = yaml.safe_load(MINIMAL) | {"sink": {"iceberg": {"catalog": "prod", "warehouse": "/mnt/lake"}}, "spark": {"conf": described}}
+    document = yaml.safe_load(MINIMAL) | {
+        "sink": {"iceberg": {"catalog": "prod", "warehouse": "/mnt/lake"}},
+        "spark": {"conf": described},
+    }
     assert _load(tmp_path, yaml.safe_dump(document)).spark.conf == described
 
 
 def test_check_refuses_an_object_store_before_it_connects(tmp_path: Path) -> None:
-    (tmp_path / "pipeline.yaml").write_text(MINIMAL.replace("path: lake", "path: s3://bucket/lake"), encoding="utf-8")
+    (tmp_path / "pipeline.yaml").write_text(
+        MINIMAL.replace("path: lake", "path: s3://bucket/lake"), encoding="utf-8"
+    )
     report = check_pipeline(tmp_path / "pipeline.yaml")
-    assert (report.exit_code, [(step.name, [each.code for each in step.problems]) for step in report.steps]) == (
+    assert (
+        report.exit_code,
+        [(step.name, [each.code for each in step.problems]) for step in report.steps],
+    ) == (
         2,
         [("configuration", ["PEN-1001"])],
     )

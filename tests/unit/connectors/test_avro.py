@@ -30,7 +30,10 @@ def test_no_two_names_become_the_same(one: str, other: str) -> None:
     assert (avro_name(one) == avro_name(other)) == (one == other)
 
 
-@pytest.mark.parametrize(("one", "other"), [("_xA ", "\nx20_"), ("1", "_x_1"), ("a b", "a_x20_b"), ("_x20_", " "), ("_x5F_x", "_x_")])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("_xA ", "\nx20_"), ("1", "_x_1"), ("a b", "a_x20_b"), ("_x20_", " "), ("_x5F_x", "_x_")],
+)
 def test_a_name_that_looks_like_an_escape_is_not_taken_for_one(one: str, other: str) -> None:
     assert avro_name(one) != avro_name(other)
 
@@ -66,7 +69,11 @@ def field(kind: pa.DataType, *, nullable: bool = False) -> object:
         (pa.map_(pa.string(), pa.string()), {"type": "map", "values": ["null", "string"]}),
         (
             pa.struct([pa.field("srid", pa.int32())]),
-            {"type": "record", "name": "orders_c", "fields": [{"name": "srid", "type": ["null", "int"], "default": None}]},
+            {
+                "type": "record",
+                "name": "orders_c",
+                "fields": [{"name": "srid", "type": ["null", "int"], "default": None}],
+            },
         ),
     ],
 )

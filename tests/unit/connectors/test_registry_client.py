@@ -18,7 +18,14 @@ from typing_extensions import override
 from penstock.connectors.schema_registry import SchemaRegistry
 from penstock.connectors.settings import ConnectorSettings, RegistryAddress
 from penstock.contracts.schemas import Compatibility, RegisteredSchema
-from penstock.errors import ConfigError, PenstockError, Recovery, RegistryError, RegistryRefusedError, SchemaIncompatibleError
+from penstock.errors import (
+    ConfigError,
+    PenstockError,
+    Recovery,
+    RegistryError,
+    RegistryRefusedError,
+    SchemaIncompatibleError,
+)
 from penstock.secret import Secret
 
 
@@ -55,7 +62,9 @@ class Registry:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.answering)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
-        self.address = RegistryAddress(f"http://127.0.0.1:{self.server.server_port}/api", "reader", Secret("geheim"), timeout_seconds=10)
+        self.address = RegistryAddress(
+            f"http://127.0.0.1:{self.server.server_port}/api", "reader", Secret("geheim"), timeout_seconds=10
+        )
         self.client = SchemaRegistry(self.address)
 
     @property
@@ -100,7 +109,9 @@ def test_missing_schema_is_none(registry: Registry, code: int) -> None:
     registry.says(404, f'{{"error_code": {code}, "message": "not found"}}')
     assert registry.client.look_up("s") is None
     assert registry.client.look_up("s", 7) is None
-    assert registry.client.check("s", "{}") == Compatibility(True), "nothing is there that it could be at odds with"
+    assert registry.client.check("s", "{}") == Compatibility(True), (
+        "nothing is there that it could be at odds with"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +122,9 @@ def test_missing_schema_is_none(registry: Registry, code: int) -> None:
         ('{"is_compatible": false, "reason": null}', ()),
     ],
 )
-def test_the_reasons_of_either_kind_of_registry_are_kept(registry: Registry, body: str, reasons: tuple[str, ...]) -> None:
+def test_the_reasons_of_either_kind_of_registry_are_kept(
+    registry: Registry, body: str, reasons: tuple[str, ...]
+) -> None:
     registry.says(200, body)
     assert registry.client.check("s", "{}") == Compatibility(False, reasons)
 
@@ -133,7 +146,9 @@ def test_the_reasons_of_either_kind_of_registry_are_kept(registry: Registry, bod
         (200, "{}", RegistryError),
     ],
 )
-def test_every_registry_reply_becomes_one_of_our_errors(registry: Registry, status: int, body: str, kind: type[PenstockError]) -> None:
+def test_every_registry_reply_becomes_one_of_our_errors(
+    registry: Registry, status: int, body: str, kind: type[PenstockError]
+) -> None:
     registry.says(status, body)
     for ask in (
         lambda: registry.client.register("s", "{}"),
@@ -149,7 +164,9 @@ def test_every_registry_reply_becomes_one_of_our_errors(registry: Registry, stat
 
 def test_a_registry_that_does_not_answer_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = SchemaRegistry(RegistryAddress(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.2))
+        client = SchemaRegistry(
+            RegistryAddress(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.2)
+        )
         before = time.monotonic()
         with pytest.raises(RegistryError, match="does not respond"):
             client.look_up("s")

@@ -26,7 +26,9 @@ TABLES = (ITEMS.name, ORDERS.name)
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Commit]:
-    shapes = draw(st.lists(st.lists(st.sampled_from([ORDERS, ITEMS]), min_size=1, max_size=5), min_size=1, max_size=6))
+    shapes = draw(
+        st.lists(st.lists(st.sampled_from([ORDERS, ITEMS]), min_size=1, max_size=5), min_size=1, max_size=6)
+    )
     return [Commit(10 * (number + 1), tuple(tables)) for number, tables in enumerate(shapes)]
 
 
@@ -76,10 +78,14 @@ def test_from_every_position_the_rest_is_returned_and_nothing_twice(
             found += rows
     expected = [each for commit in log for each in commit.seen()]
     for table in TABLES:
-        assert [each for each in found if each[0] == table.name] == [each for each in expected if each[0] == table.name]
+        assert [each for each in found if each[0] == table.name] == [
+            each for each in expected if each[0] == table.name
+        ]
 
 
-def test_rows_behind_a_rolled_back_savepoint_are_identified_by_count_and_not_by_their_ordinals(tmp_path: Path) -> None:
+def test_rows_behind_a_rolled_back_savepoint_are_identified_by_count_and_not_by_their_ordinals(
+    tmp_path: Path,
+) -> None:
     """In a streamed transaction, rolled-back rows have used ordinals; in a whole one, the same rows have
     others.
     """
@@ -94,7 +100,9 @@ def test_rows_behind_a_rolled_back_savepoint_are_identified_by_count_and_not_by_
 
 
 def test_rows_of_a_snapshot_are_not_repeated(tmp_path: Path) -> None:
-    capture(tmp_path, 0, [[Commit(10, (ORDERS, ITEMS)), Commit(20, (ORDERS, ITEMS)), Commit(30, (ORDERS, ITEMS))]])
+    capture(
+        tmp_path, 0, [[Commit(10, (ORDERS, ITEMS)), Commit(20, (ORDERS, ITEMS)), Commit(30, (ORDERS, ITEMS))]]
+    )
     progress = Progress().covering(TABLES, copies=True).copied(ORDERS.name, at(20)).copied(ITEMS.name, at(30))
     assert progress.ahead == {ORDERS.name: Offset(at(20)), ITEMS.name: Offset(at(30))}
     found = list(consume(tmp_path, progress, 10))
@@ -104,10 +112,13 @@ def test_rows_of_a_snapshot_are_not_repeated(tmp_path: Path) -> None:
 
 def test_rows_of_a_snapshot_and_a_truncate_have_the_shape_of_changes() -> None:
     schema = snapshot_schema(ITEMS)
-    rows = pa.RecordBatch.from_arrays([pa.array([1, 2]), pa.array(["x", None]), pa.nulls(2, schema.field(2).type)], schema=schema)
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([1, 2]), pa.array(["x", None]), pa.nulls(2, schema.field(2).type)], schema=schema
+    )
     copied, emptied = snapshot_batch(rows, ITEMS, 77, 5), truncate_batch(ITEMS, at(77))
     assert copied.schema == emptied.schema == change_schema(ITEMS)
     places = [
-        (row["_change_type"], row["_commit_version"], row["_ordinal"], row["id"]) for row in [*copied.to_pylist(), *emptied.to_pylist()]
+        (row["_change_type"], row["_commit_version"], row["_ordinal"], row["id"])
+        for row in [*copied.to_pylist(), *emptied.to_pylist()]
     ]
     assert places == [("snapshot", 77, 5, 1), ("snapshot", 77, 6, 2), ("truncate", 77, 0, None)]

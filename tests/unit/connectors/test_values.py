@@ -24,7 +24,7 @@ positions = st.integers(0, 2**64 - 1).map(Position.of)
 offsets = st.builds(Offset, positions, st.none() | st.integers(0, 2**40))
 members = st.builds(Membership, st.integers(0, 2**32 - 1), st.text(max_size=5))
 
-# --- checkpoints --------------------------------------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------
 
 
 @given(st.dictionaries(st.text(), st.text()), st.integers(0, 2**63), st.dictionaries(st.text(), st.text()))
@@ -60,12 +60,24 @@ def test_invalid_checkpoint_is_refused(text: str) -> None:
 @pytest.mark.parametrize("version", [0, 2, 99, "1", None])
 def test_a_checkpoint_of_another_version_is_refused_and_not_guessed_at(version: object) -> None:
     with pytest.raises(CheckpointError, match="version"):
-        SourceCheckpoint.from_json(json.dumps({"version": version, "epoch": 1, "offsets": {}, "metadata": {}}))
+        SourceCheckpoint.from_json(
+            json.dumps({"version": version, "epoch": 1, "offsets": {}, "metadata": {}})
+        )
 
 
-@given(positions, st.dictionaries(names, offsets), st.lists(names, unique=True), st.dictionaries(names, members), st.data())
+@given(
+    positions,
+    st.dictionaries(names, offsets),
+    st.lists(names, unique=True),
+    st.dictionaries(names, members),
+    st.data(),
+)
 def test_progress_survives_as_a_checkpoint(
-    floor: Position, ahead: dict[TableName, Offset], tables: list[TableName], known: dict[TableName, Membership], data: st.DataObject
+    floor: Position,
+    ahead: dict[TableName, Offset],
+    tables: list[TableName],
+    known: dict[TableName, Membership],
+    data: st.DataObject,
 ) -> None:
     to_copy = data.draw(st.lists(st.sampled_from(tables), unique=True)) if tables else []
     progress = Progress(floor, ahead, tuple(tables), tuple(to_copy), known)
@@ -88,7 +100,9 @@ def test_offset_of_a_table_is_dropped_once_all_tables_have_reached_it() -> None:
     assert (progress.to_copy, progress.floor) == ((), Position.of(10))
     progress = progress.changed(orders, Position.of(120), 3).reached(Position.of(100))
     assert progress.ahead == {orders: Offset(Position.of(120), 3)}
-    assert progress.changed(orders, Position.of(120), 2).ahead == {orders: Offset(Position.of(120), 5)}, "of one commit they add up"
+    assert progress.changed(orders, Position.of(120), 2).ahead == {orders: Offset(Position.of(120), 5)}, (
+        "of one commit they add up"
+    )
     assert progress.changed(orders, Position.of(130), 2).ahead == {orders: Offset(Position.of(130), 2)}
     assert progress.reached(Position.of(120)).ahead == {}
 
@@ -96,19 +110,33 @@ def test_offset_of_a_table_is_dropped_once_all_tables_have_reached_it() -> None:
 def test_a_table_that_joins_is_copied_and_one_that_leaves_is_forgotten() -> None:
     orders, lines, notes = (TableName("public", name) for name in ("orders", "lines", "notes"))
     known = {table: Membership(number, "act") for number, table in enumerate((orders, lines))}
-    progress = Progress().covering([orders, lines], copies=True).begun(Position.of(10), known).copied(orders, Position.of(50))
+    progress = (
+        Progress()
+        .covering([orders, lines], copies=True)
+        .begun(Position.of(10), known)
+        .copied(orders, Position.of(50))
+    )
     assert progress.followed == {orders: known[orders]}, "a table that will be copied may have missed changes"
     later = progress.covering([lines, notes], copies=True)
-    assert (later.tables, later.to_copy, later.members, later.ahead) == ((lines, notes), (lines, notes), {lines: known[lines]}, {})
-    assert later.covering([orders, lines, notes], copies=True).to_copy == (lines, notes, orders), "it missed the changes in between"
+    assert (later.tables, later.to_copy, later.members, later.ahead) == (
+        (lines, notes),
+        (lines, notes),
+        {lines: known[lines]},
+        {},
+    )
+    assert later.covering([orders, lines, notes], copies=True).to_copy == (lines, notes, orders), (
+        "it missed the changes in between"
+    )
     assert progress.covering([orders], copies=False).to_copy == ()
 
 
-# --- epochs -------------------------------------------------------------------------------------------------------------------
+# --- epochs -------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(2, 8), st.integers(0, 100))
-def test_an_epoch_never_covers_more_than_was_returned_before_it(steps: list[int], most: int, start: int) -> None:
+def test_an_epoch_never_covers_more_than_was_returned_before_it(
+    steps: list[int], most: int, start: int
+) -> None:
     ledger = EpochLedger(start, Position.of(1), most)
     floors = {start: 1}
     for step in steps:
@@ -132,18 +160,27 @@ def test_while_there_is_room_an_epoch_covers_everything_returned(steps: list[int
         floor += step
         ledger.move(Position.of(floor))
         expected.append(floor)
-    assert [ledger.floor_of(epoch) for epoch in range(len(expected))] == [Position.of(each) for each in expected]
+    assert [ledger.floor_of(epoch) for epoch in range(len(expected))] == [
+        Position.of(each) for each in expected
+    ]
     middle = len(steps) // 2
     ledger.forget_before(middle)
-    assert [ledger.floor_of(epoch) for epoch in range(middle, len(expected))] == [Position.of(each) for each in expected[middle:]]
+    assert [ledger.floor_of(epoch) for epoch in range(middle, len(expected))] == [
+        Position.of(each) for each in expected[middle:]
+    ]
 
 
-# --- health -------------------------------------------------------------------------------------------------------------------
+# --- health -------------------------------------------------------------------------------------------------
 
 
 def test_only_an_unhealthy_status_has_a_reason() -> None:
     assert HealthStatus.degraded("slow").why == "slow"
-    for health, why in ((Health.DEGRADED, None), (Health.UNHEALTHY, ""), (Health.HEALTHY, "fine"), (Health.UNKNOWN, "?")):
+    for health, why in (
+        (Health.DEGRADED, None),
+        (Health.UNHEALTHY, ""),
+        (Health.HEALTHY, "fine"),
+        (Health.UNKNOWN, "?"),
+    ):
         with pytest.raises(ValueError, match="reason"):
             HealthStatus(health, why)
 
@@ -165,7 +202,10 @@ def lag(wal_status: str | None, *holders: OpenTransaction) -> CaptureLag:
         (Vitals(lag=lag("unreserved")), Health.DEGRADED),
         (Vitals(lag=lag("lost")), Health.UNHEALTHY),
         (Vitals(ConnectionLostError("gone"), errors=1, lag=lag("lost")), Health.UNHEALTHY),
-        (Vitals(lag=lag("reserved", OpenTransaction(7, "psql", "shop", "idle in transaction", 900.0))), Health.DEGRADED),
+        (
+            Vitals(lag=lag("reserved", OpenTransaction(7, "psql", "shop", "idle in transaction", 900.0))),
+            Health.DEGRADED,
+        ),
         (Vitals(behind_bytes=1001, lag=lag("extended")), Health.UNHEALTHY),
         (Vitals(behind_bytes=100), Health.HEALTHY),
         (Vitals(behind_bytes=101), Health.DEGRADED),
@@ -188,7 +228,10 @@ def test_health_is_the_worst_that_there_is_to_say(vitals: Vitals, health: Health
     [
         (lag("lost"), "the slot has been invalidated"),
         (lag("extended"), "wal_status is extended: the slot keeps more WAL than max_wal_size"),
-        (lag("reserved", OpenTransaction(7, "psql", "shop", "idle", 900.0)), "held up by process 7 (psql) in shop, open for 900 s, idle"),
+        (
+            lag("reserved", OpenTransaction(7, "psql", "shop", "idle", 900.0)),
+            "held up by process 7 (psql) in shop, open for 900 s, idle",
+        ),
     ],
 )
 def test_health_names_the_problem_of_the_slot(seen: CaptureLag, why: str) -> None:

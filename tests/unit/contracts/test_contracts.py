@@ -21,11 +21,16 @@ def test_every_public_name_exists_and_no_other() -> None:
 def test_no_position_is_passed_into_or_out_of_a_capture() -> None:
     for name in ("live", "snapshot", "lag"):
         signature = inspect.signature(getattr(ChangeCapture, name), eval_str=True)
-        types = [parameter.annotation for parameter in signature.parameters.values()] + [signature.return_annotation]
+        types = [parameter.annotation for parameter in signature.parameters.values()] + [
+            signature.return_annotation
+        ]
         assert not any(str(kind.__name__) in str(each) for each in types for kind in (Lsn, Position)), name
 
 
 def test_importing_penstock_brings_neither_spark_nor_a_driver_along() -> None:
-    program = "import sys, penstock; sys.exit(any(name in sys.modules for name in ('pyspark', 'psycopg', 'pydantic', 'pytest')))"
+    program = (
+        "import sys, penstock; sys.exit(any(name in sys.modules for name in ('pyspark', 'psycopg', "
+        "'pydantic', 'pytest')))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0

@@ -37,7 +37,9 @@ class ApplierSetup:
         capture(self.spool, 0, [[Commit(position, (ORDERS, ITEMS))] for position in range(100, 1001, 100)])
         self.sink = PositionSink()
         self.done: list[tuple[TableName, bool]] = []
-        epochs = open_epochs(self.sink, directory, on_done=lambda name, is_done: self.done.append((name, is_done)))
+        epochs = open_epochs(
+            self.sink, directory, on_done=lambda name, is_done: self.done.append((name, is_done))
+        )
         self.applier, self.resyncs = epochs.applier, epochs.resyncs
 
     @property
@@ -72,7 +74,9 @@ def test_log_needed_by_a_copied_table_is_kept_until_an_epoch_includes_it(setup: 
     assert setup.applier.is_level
 
 
-def test_a_paused_table_keeps_its_changes_and_one_that_is_removed_lets_go_of_them_at_once(setup: ApplierSetup) -> None:
+def test_a_paused_table_keeps_its_changes_and_one_that_is_removed_lets_go_of_them_at_once(
+    setup: ApplierSetup,
+) -> None:
     targets = {FIRST: setup.sink.target(ORDERS, 100), SECOND: setup.sink.target(ITEMS, 100)}
     setup.applier.tables.start(targets, {FIRST: _streaming(100), SECOND: _streaming(100)})
     setup.applier.tables.pause(SECOND)
@@ -84,7 +88,9 @@ def test_a_paused_table_keeps_its_changes_and_one_that_is_removed_lets_go_of_the
     assert SECOND not in setup.applier.tables.statuses
 
 
-def test_a_filled_table_that_joins_in_the_middle_of_an_epoch_is_not_taken_for_level(setup: ApplierSetup) -> None:
+def test_a_filled_table_that_joins_in_the_middle_of_an_epoch_is_not_taken_for_level(
+    setup: ApplierSetup,
+) -> None:
     setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
     setup.applier.tables.add_filled(setup.sink.target(ITEMS, 100), paused=False)
     assert setup.applier.tables.statuses[SECOND].applied is None, "not applied before an epoch includes it"
@@ -144,7 +150,9 @@ def clock(setup: ApplierSetup) -> Clock:
     return Clock(setup)
 
 
-def _break(setup: ApplierSetup, monkeypatch: pytest.MonkeyPatch, errors: Mapping[TableName, Exception]) -> None:
+def _break(
+    setup: ApplierSetup, monkeypatch: pytest.MonkeyPatch, errors: Mapping[TableName, Exception]
+) -> None:
     """Applying changes to these tables raises; to others it works."""
 
     def apply(target: Target, changes: TableChanges, end: Position) -> None:
@@ -190,13 +198,30 @@ def test_a_table_in_backoff_delays_no_other_and_later_applies_the_changes_kept_f
     [
         (RuntimeError("the row is 'secret'"), error_policy.USUAL_ATTEMPTS, "PEN-1423", "RuntimeError"),
         (SinkError("it is away"), error_policy.USUAL_ATTEMPTS, "PEN-3000", "it is away"),
-        (FileNotFoundError(2, "No such file", "/lake/a/part-1.parquet"), error_policy.FILE_ATTEMPTS, "PEN-3006", "/lake/a/part-1.parquet"),
-        (OSError(errno.ENOSPC, "No space left on device"), error_policy.PATIENT_ATTEMPTS, "PEN-3000", "disk is full"),
+        (
+            FileNotFoundError(2, "No such file", "/lake/a/part-1.parquet"),
+            error_policy.FILE_ATTEMPTS,
+            "PEN-3006",
+            "/lake/a/part-1.parquet",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            error_policy.PATIENT_ATTEMPTS,
+            "PEN-3000",
+            "disk is full",
+        ),
     ],
     ids=["unknown", "declared", "lost-file", "full-disk"],
 )
 def test_a_table_that_keeps_failing_fails_alone_after_its_attempts_with_cause_and_remedy(
-    setup: ApplierSetup, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, error: Exception, attempts: int, code: str, words: str
+    setup: ApplierSetup,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    error: Exception,
+    attempts: int,
+    code: str,
+    words: str,
 ) -> None:
     monkeypatch.setattr("penstock.pipeline.applier._QUICK_PAUSE_SECONDS", 0.0)
     _both(setup)
@@ -307,7 +332,9 @@ def test_an_idle_source_has_an_epoch_for_a_table_whose_next_attempt_is_due(
     assert last.tables[FIRST].state is TableState.STREAMING, "status reads the recorded state"
 
 
-def test_a_table_that_backs_off_can_be_paused(setup: ApplierSetup, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_backs_off_can_be_paused(
+    setup: ApplierSetup, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _both(setup)
     _break(setup, monkeypatch, {FIRST: RuntimeError("no")})
     setup.applier.apply(at(200))
@@ -380,7 +407,9 @@ def test_a_returning_table_takes_back_positions_released_after_it(setup: Applier
     assert setup.released == 300
 
 
-def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_that_is_recorded(setup: ApplierSetup) -> None:
+def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_that_is_recorded(
+    setup: ApplierSetup,
+) -> None:
     setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
     shadow = PositionSink()
     setup.resyncs.begin(FIRST, shadow, setup.applier.position)
@@ -389,7 +418,9 @@ def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_t
     assert setup.released <= 200
     setup.resyncs.add_copied(shadow.target(ORDERS, 200))
     setup.applier.apply(at(500))
-    assert shadow.taken[FIRST] == [(200, 400), (400, 500)], "up to the recorded epoch by the thread that copied it"
+    assert shadow.taken[FIRST] == [(200, 400), (400, 500)], (
+        "up to the recorded epoch by the thread that copied it"
+    )
     assert setup.sink.taken[FIRST] == [(100, 400)]
     assert setup.sink.applied[FIRST] == at(500)
     assert setup.done == [(FIRST, True)]
@@ -412,7 +443,9 @@ def test_a_swap_that_fails_is_tried_again_in_a_later_epoch_and_given_up_after_it
 
     monkeypatch.setattr(setup.sink, "replace", fail)
     setup.applier.apply(at(300))
-    assert (setup.sink.applied[FIRST], setup.sink.applied[SECOND]) == (at(300), at(300)), "neither table waits for the swap"
+    assert (setup.sink.applied[FIRST], setup.sink.applied[SECOND]) == (at(300), at(300)), (
+        "neither table waits for the swap"
+    )
     assert setup.resyncs.is_busy
     monkeypatch.setattr(setup.sink, "replace", replaced)
     setup.applier.apply(at(400))

@@ -19,7 +19,9 @@ from penstock.schema import TableName
 
 TABLES = {
     TableName("public", "orders"): TableStatus(TableState.STREAMING, Position.of(20), Position.of(10)),
-    TableName("public", "odd.name"): TableStatus(TableState.FAILED, None, None, "PEN-1402: no key", "add one"),
+    TableName("public", "odd.name"): TableStatus(
+        TableState.FAILED, None, None, "PEN-1402: no key", "add one"
+    ),
 }
 
 
@@ -54,7 +56,9 @@ def test_many_records_are_folded_and_none_is_lost(tmp_path: Path) -> None:
     assert sum(len(path.read_text().splitlines()) for path in files) == 599
 
 
-def test_folding_records_of_many_tables_holds_one_record_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folding_records_of_many_tables_holds_one_record_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(epochs, "_FOLD_FILES", 40)
     streaming = TableStatus(TableState.STREAMING, Position.of(20), Position.of(10))
     tables = {TableName("public", f"t{number}"): streaming for number in range(300)}
@@ -117,11 +121,15 @@ def test_the_record_of_one_position_is_found_also_after_it_was_folded(tmp_path: 
     assert log.at(Position.of(16)) is None
     for number in range(1, 600):
         log.record(_epoch(number))
-    assert [log.at(Position.of(number * 16)) for number in (1, 256, 257, 599)] == [_epoch(number) for number in (1, 256, 257, 599)]
+    assert [log.at(Position.of(number * 16)) for number in (1, 256, 257, 599)] == [
+        _epoch(number) for number in (1, 256, 257, 599)
+    ]
     assert [log.at(Position.of(value)) for value in (0, 17, 599 * 16 + 1)] == [None, None, None]
 
 
-def test_a_record_that_is_folded_while_it_is_read_is_found_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_folded_while_it_is_read_is_found_where_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = EpochLog(tmp_path, "shop")
     log.record(_epoch(1))
     small = next(_directory(tmp_path).glob("*.json"))

@@ -20,7 +20,15 @@ from penstock.errors import (
     TargetFileLostError,
 )
 from penstock.foreign import describe, is_disk_full, missing_file
-from penstock.pipeline.error_policy import FILE_ATTEMPTS, PATIENT_ATTEMPTS, USUAL_ATTEMPTS, Action, TableRetries, decide, final
+from penstock.pipeline.error_policy import (
+    FILE_ATTEMPTS,
+    PATIENT_ATTEMPTS,
+    USUAL_ATTEMPTS,
+    Action,
+    TableRetries,
+    decide,
+    final,
+)
 from penstock.retry import Backoff
 from penstock.schema import TableName
 
@@ -37,11 +45,13 @@ class Py4JJavaError(Exception):
 
 STAGE = (
     "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
-    ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: "
+    ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 "
+    "times, most recent failure: "
     "Lost task 0.0 in stage 1.0 (TID 1) (host executor driver): "
 )
 LOST_FILE = STAGE + (
-    "org.apache.spark.SparkFileNotFoundException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file "
+    "org.apache.spark.SparkFileNotFoundException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
+    "while reading file "
     "file:///lake/public/t/part-0001.snappy.parquet. File does not exist.\n\tat org.apache.spark"
 )
 PYTHON = STAGE + (
@@ -76,7 +86,9 @@ VALUE = "[CAST_INVALID_INPUT] The value 'secret' of the type \"STRING\" cannot b
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_every_kind_of_error_has_one_outcome_and_shows_no_row(error: Exception, action: Action, attempts: int) -> None:
+def test_every_kind_of_error_has_one_outcome_and_shows_no_row(
+    error: Exception, action: Action, attempts: int
+) -> None:
     verdict = decide(error, TABLE)
     assert (verdict.action, verdict.attempts) == (action, attempts)
     shown = final(verdict.error, TABLE)
@@ -98,7 +110,9 @@ def test_every_kind_of_error_has_one_outcome_and_shows_no_row(error: Exception, 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_of_a_foreign_error_its_kind_is_shown_and_the_name_of_a_missing_file(error: Exception, words: str) -> None:
+def test_of_a_foreign_error_its_kind_is_shown_and_the_name_of_a_missing_file(
+    error: Exception, words: str
+) -> None:
     assert describe(error) == words
 
 
@@ -111,7 +125,9 @@ def test_the_cause_of_an_error_is_read_too() -> None:
     assert not is_disk_full(ValueError("OSError: No space left on device"))
 
 
-def test_a_pause_doubles_up_to_the_longest_and_is_never_the_same_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_doubles_up_to_the_longest_and_is_never_the_same_for_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     backoff = Backoff(1.0, 8.0)
     assert [backoff.fail() for _ in range(6)] == [1.5, 3.0, 6.0, 12.0, 12.0, 12.0]

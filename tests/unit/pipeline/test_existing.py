@@ -56,7 +56,12 @@ class Occupied(PositionSink):
 def _inspected(sink: Occupied, policy: ExistingPolicy) -> Tables:
     tables = {schema.name: CatalogTable(schema.oid, schema.name) for schema in (ORDERS, ITEMS)}
     selection = Selection(tables, {schema.name: schema for schema in (ORDERS, ITEMS)}, {})
-    return inspect_pipeline(selection, sink, None, existing_of=lambda name: policy if name == ORDERS.name else ExistingPolicy.REFUSE)
+    return inspect_pipeline(
+        selection,
+        sink,
+        None,
+        existing_of=lambda name: policy if name == ORDERS.name else ExistingPolicy.REFUSE,
+    )
 
 
 def test_K10_tables_of_another_pipeline_are_refused_unless_configured_and_the_fix_says_how() -> None:
@@ -68,7 +73,9 @@ def test_K10_tables_of_another_pipeline_are_refused_unless_configured_and_the_fi
     assert not tables.foreign
 
 
-def test_K10_looking_at_the_targets_changes_nothing_and_taking_over_is_for_the_tables_that_were_named(tmp_path: Path) -> None:
+def test_K10_looking_at_the_targets_changes_nothing_and_taking_over_is_for_the_tables_that_were_named(
+    tmp_path: Path,
+) -> None:
     sink = Occupied()
     tables = _inspected(sink, ExistingPolicy.REPLACE)
     assert (sink.adopted, sink.removed) == ([], [])
@@ -103,6 +110,9 @@ def test_K10_a_table_that_does_not_fit_fails_alone_and_nothing_is_ordered(tmp_pa
 def test_the_last_rule_about_existing_tables_counts(tmp_path: Path, said: str) -> None:
     path = tmp_path / "pipeline.yaml"
     rules = f"[{{match: 'public.*', existing: {said}}}, {{table: public.items, existing: refuse}}]"
-    path.write_text(f"pipeline: p\nsource: {{dsn: dbname=x}}\ntables: {rules}\nsink: {{delta: {{path: lake}}}}\n", encoding="utf-8")
+    path.write_text(
+        f"pipeline: p\nsource: {{dsn: dbname=x}}\ntables: {rules}\nsink: {{delta: {{path: lake}}}}\n",
+        encoding="utf-8",
+    )
     config = load_config(path)
     assert [config.existing_policy(schema.name).value for schema in (ORDERS, ITEMS)] == [said, "refuse"]

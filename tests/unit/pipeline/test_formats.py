@@ -32,11 +32,27 @@ EPOCH = {
     "position": "0/64",
     "commit_time": "2026-01-02T03:04:05+00:00",
     "system": "42/1",
-    "tables": {"public.items": {"state": "streaming", "applied": "0/64", "committed": "0/60", "reason": None, "remedy": None}},
+    "tables": {
+        "public.items": {
+            "state": "streaming",
+            "applied": "0/64",
+            "committed": "0/60",
+            "reason": None,
+            "remedy": None,
+        }
+    },
 }
 ORDERS = {"format": 1, "added": [], "removed": ["public.old"], "paused": [], "resync": ["public.items"]}
 MEMBERSHIPS = {"format": 1, "tables": {"public.items": "16400/all"}}
-PARQUET = {"format": 1, "pipeline": "shop", "source_oid": 5, "key": ["id"], "columns": [["id", "int64"]], "copy": ".x", "counts": True}
+PARQUET = {
+    "format": 1,
+    "pipeline": "shop",
+    "source_oid": 5,
+    "key": ["id"],
+    "columns": [["id", "int64"]],
+    "copy": ".x",
+    "counts": True,
+}
 MANIFEST = {
     "format": 1,
     "start": "0/0",
@@ -62,7 +78,9 @@ DOCUMENTS: list[tuple[str, dict[str, Any], Read]] = [
     ("membership.json", MEMBERSHIPS, load_memberships),
     ("public/items/_penstock.json", PARQUET, _parquet),
 ]
-each = pytest.mark.parametrize(("name", "document", "read"), DOCUMENTS, ids=[name for name, _, _ in DOCUMENTS])
+each = pytest.mark.parametrize(
+    ("name", "document", "read"), DOCUMENTS, ids=[name for name, _, _ in DOCUMENTS]
+)
 
 
 def _put(root: Path, name: str, document: object) -> None:
@@ -71,7 +89,9 @@ def _put(root: Path, name: str, document: object) -> None:
 
 
 @each
-def test_K08_files_of_a_newer_version_are_refused_by_name(tmp_path: Path, name: str, document: dict[str, Any], read: Read) -> None:
+def test_K08_files_of_a_newer_version_are_refused_by_name(
+    tmp_path: Path, name: str, document: dict[str, Any], read: Read
+) -> None:
     _put(tmp_path, name, {**document, "format": 99})
     with pytest.raises(PenstockError, match="has format 99") as refused:
         read(tmp_path)
@@ -80,7 +100,9 @@ def test_K08_files_of_a_newer_version_are_refused_by_name(tmp_path: Path, name: 
 
 
 @each
-def test_K08_damaged_files_are_distinguished_from_later_versions(tmp_path: Path, name: str, document: dict[str, Any], read: Read) -> None:
+def test_K08_damaged_files_are_distinguished_from_later_versions(
+    tmp_path: Path, name: str, document: dict[str, Any], read: Read
+) -> None:
     documents: list[object] = [[], {**dict.fromkeys(document, 7), "format": document["format"]}]
     for broken in documents:
         _put(tmp_path, name, broken)
@@ -96,7 +118,11 @@ def test_K08_files_of_the_first_versions_are_read(tmp_path: Path) -> None:
         _put(tmp_path, name, document)
     last = EpochLog(tmp_path, "shop").last()
     assert last is not None
-    assert (last.number, last.position, last.tables[ITEMS].state) == (7, Position.of(100), TableState.STREAMING)
+    assert (last.number, last.position, last.tables[ITEMS].state) == (
+        7,
+        Position.of(100),
+        TableState.STREAMING,
+    )
     orders = load_overrides(tmp_path)
     assert (orders.removed, orders.resync) == (frozenset({TableName("public", "old")}), frozenset({ITEMS}))
     assert load_memberships(tmp_path) == {ITEMS: Membership(None, "16400/all")}

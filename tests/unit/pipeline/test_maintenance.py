@@ -80,25 +80,33 @@ def statuses() -> dict[TableName, TableStatus]:
 
 
 @pytest.fixture
-def kept(sink: Kept, jobs: Counted, statuses: dict[TableName, TableStatus], monkeypatch: pytest.MonkeyPatch) -> Iterator[TableMaintenance]:
+def kept(
+    sink: Kept, jobs: Counted, statuses: dict[TableName, TableStatus], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TableMaintenance]:
     monkeypatch.setattr(upkeep, "_QUERY_SECONDS", 0.01)
     kept = TableMaintenance(sink, lambda: statuses, 0.05, jobs)
     yield kept
     kept.stop()
 
 
-def test_only_tables_that_stream_are_looked_after(sink: Kept, kept: TableMaintenance, statuses: dict[TableName, TableStatus]) -> None:
+def test_only_tables_that_stream_are_looked_after(
+    sink: Kept, kept: TableMaintenance, statuses: dict[TableName, TableStatus]
+) -> None:
     statuses[NAMES[0]] = TableStatus(TableState.SNAPSHOTTING)
     statuses[NAMES[2]] = TableStatus(TableState.PAUSED)
     kept.maintain_all()
     assert sink.looks == [NAMES[1]]
 
 
-def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept: TableMaintenance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(
+    sink: Kept, kept: TableMaintenance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upkeep, "_FIRST_REST_SECONDS", 0.01)
     sink.fails = {NAMES[0]}
     kept.start()
-    wait_for(lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks)
+    wait_for(
+        lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks
+    )
     assert set(sink.looks) == set(NAMES)
 
 
@@ -110,7 +118,9 @@ def test_the_log_has_the_type_of_the_error_and_quotes_no_row(
 
     monkeypatch.setattr(sink, "maintain", fail)
     kept.maintain_all()
-    (record,) = {record.message: record for record in caplog.records if record.levelno >= logging.WARNING}.values()
+    (record,) = {
+        record.message: record for record in caplog.records if record.levelno >= logging.WARNING
+    }.values()
     assert "hunter2" not in caplog.text + str(vars(record))
     assert vars(record)["error"] == "ValueError"
 
@@ -137,14 +147,26 @@ def test_failed_work_waits_twice_as_long_each_time_until_it_succeeds(
 
 
 def test_maintenance_that_keeps_failing_is_shown_and_fails_a_table_only_if_a_file_of_it_is_lost(
-    sink: Kept, jobs: Counted, statuses: dict[TableName, TableStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sink: Kept,
+    jobs: Counted,
+    statuses: dict[TableName, TableStatus],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, given_up = [100.0], dict[TableName, PenstockError]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     kept = TableMaintenance(
-        sink, lambda: statuses, 1e9, jobs, retries=RetryLog(tmp_path), give_up=lambda name, error: given_up.update({name: error})
+        sink,
+        lambda: statuses,
+        1e9,
+        jobs,
+        retries=RetryLog(tmp_path),
+        give_up=lambda name, error: given_up.update({name: error}),
     )
-    errors = {NAMES[0]: RuntimeError("the row is 'secret'"), NAMES[1]: TargetFileLostError("the file /lake/f.parquet is missing")}
+    errors = {
+        NAMES[0]: RuntimeError("the row is 'secret'"),
+        NAMES[1]: TargetFileLostError("the file /lake/f.parquet is missing"),
+    }
 
     def maintain(table: TableName) -> None:
         if table in errors:
@@ -182,7 +204,9 @@ def test_work_that_took_a_second_waits_for_ten(monkeypatch: pytest.MonkeyPatch) 
     assert rest.is_over
 
 
-def test_work_other_than_tables_runs_once_a_minute(sink: Kept, jobs: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_other_than_tables_runs_once_a_minute(
+    sink: Kept, jobs: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     done: list[str] = []
@@ -200,7 +224,9 @@ def test_work_other_than_tables_runs_once_a_minute(sink: Kept, jobs: Counted, mo
     assert done == ["fails", "done"] * 2
 
 
-def test_work_that_takes_too_long_is_cut_off_and_the_others_continue(sink: Kept, jobs: Counted, kept: TableMaintenance) -> None:
+def test_work_that_takes_too_long_is_cut_off_and_the_others_continue(
+    sink: Kept, jobs: Counted, kept: TableMaintenance
+) -> None:
     sink.waits = {NAMES[1]}
     kept.start()
     wait_for(lambda: NAMES[1] in sink.looks, "looks", lambda: sink.looks)

@@ -12,7 +12,14 @@ import yaml
 
 from penstock.config.model import PipelineConfig, load_config
 from penstock.config.policies import Route, SchemaPolicy, SchemaRule
-from penstock.errors import ConfigError, ConnectionLostError, MembersDifferError, PenstockError, TargetRewoundError, UnsupportedTableError
+from penstock.errors import (
+    ConfigError,
+    ConnectionLostError,
+    MembersDifferError,
+    PenstockError,
+    TargetRewoundError,
+    UnsupportedTableError,
+)
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.routing import gather, route_tables, routed_views
 from penstock.pipeline.schema_changes.catalog_changes import include_dropped
@@ -43,12 +50,18 @@ def shard(number: int, *columns: Column, key: tuple[str, ...] = ("id",)) -> Tabl
 
 
 def configured(tmp_path: Path, tables: list[Any], **more: Any) -> PipelineConfig:
-    document = {"pipeline": "p", "source": {"dsn": "postgresql://u@h/d"}, "tables": tables, "sink": {"delta": {"path": "lake"}}, **more}
+    document = {
+        "pipeline": "p",
+        "source": {"dsn": "postgresql://u@h/d"},
+        "tables": tables,
+        "sink": {"delta": {"path": "lake"}},
+        **more,
+    }
     (tmp_path / "p.yaml").write_text(yaml.safe_dump(document))
     return load_config(tmp_path / "p.yaml")
 
 
-# --- what they make together ---------------------------------------------------------------------------------------------------
+# --- what they make together --------------------------------------------------------------------------------
 
 
 def test_K11_the_source_column_is_the_last_column_and_part_of_the_key() -> None:
@@ -78,7 +91,9 @@ def test_columns_may_be_in_another_order() -> None:
 
 
 def test_user_defined_types_may_have_another_oid_in_every_schema() -> None:
-    moods = [shard(number, ID, Column("mood", pa.string(), 20_000 + number, reader="enum")) for number in (1, 2)]
+    moods = [
+        shard(number, ID, Column("mood", pa.string(), 20_000 + number, reader="enum")) for number in (1, 2)
+    ]
     assert joined_schema(INTO, "_source", moods).column_names == ("id", "mood", "_source")
 
 
@@ -86,10 +101,19 @@ def test_user_defined_types_may_have_another_oid_in_every_schema() -> None:
     ("other", "words"),
     [
         (shard(2, ID), "shard_1.orders has a column 'note', and shard_2.orders has not"),
-        (shard(2, ID, NOTE, Column("more", pa.string(), 25)), "shard_2.orders has a column 'more', and shard_1.orders has not"),
-        (shard(2, Column("id", pa.int64(), 20), NOTE), "column 'id' has another type in shard_2.orders than in shard_1.orders"),
+        (
+            shard(2, ID, NOTE, Column("more", pa.string(), 25)),
+            "shard_2.orders has a column 'more', and shard_1.orders has not",
+        ),
+        (
+            shard(2, Column("id", pa.int64(), 20), NOTE),
+            "column 'id' has another type in shard_2.orders than in shard_1.orders",
+        ),
         (shard(2, Column("id", pa.int32(), 23, 4), NOTE), "column 'id' has another type"),
-        (shard(2, key=("id", "note")), r"the key of shard_1.orders is \(id\), and that of shard_2.orders \(id, note\)"),
+        (
+            shard(2, key=("id", "note")),
+            r"the key of shard_1.orders is \(id\), and that of shard_2.orders \(id, note\)",
+        ),
         (shard(2, key=()), "and that of shard_2.orders none"),
     ],
 )
@@ -115,10 +139,21 @@ def test_a_column_of_the_name_of_the_source_column_is_refused() -> None:
         [shard(1, key=("note",)), shard(2, key=("note",))],
         [shard(1), replace(shard(2), attributes=Attributes((1, 3), 3, "heap"))],
     ],
-    ids=["one more", "one less", "made anew", "renamed", "a column less", "another key", "a column made anew"],
+    ids=[
+        "one more",
+        "one less",
+        "made anew",
+        "renamed",
+        "a column less",
+        "another key",
+        "a column made anew",
+    ],
 )
 def test_another_set_of_tables_has_another_number(others: list[TableSchema]) -> None:
-    numbers = {joined_schema(INTO, "_source", [shard(1), shard(2)]).oid, joined_schema(INTO, "_source", [shard(2), shard(1)]).oid}
+    numbers = {
+        joined_schema(INTO, "_source", [shard(1), shard(2)]).oid,
+        joined_schema(INTO, "_source", [shard(2), shard(1)]).oid,
+    }
     assert len(numbers) == 1
     assert joined_schema(INTO, "_source", others).oid not in numbers
     assert joined_schema(INTO, "_from", [shard(1), shard(2)]).oid not in numbers
@@ -126,14 +161,20 @@ def test_another_set_of_tables_has_another_number(others: list[TableSchema]) -> 
 
 def test_rows_that_were_rewritten_or_emptied_do_not_make_it_another() -> None:
     emptied = replace(shard(2), attributes=Attributes((1, 2), 2, "another heap"))
-    assert joined_schema(INTO, "_source", [shard(1), emptied]).oid == joined_schema(INTO, "_source", [shard(1), shard(2)]).oid
+    assert (
+        joined_schema(INTO, "_source", [shard(1), emptied]).oid
+        == joined_schema(INTO, "_source", [shard(1), shard(2)]).oid
+    )
 
 
-# --- the configuration ---------------------------------------------------------------------------------------------------------
+# --- the configuration --------------------------------------------------------------------------------------
 
 
 def test_rules_route_tables(tmp_path: Path) -> None:
-    rules = ["public.*", {"match": "shard_*.orders", "into": "lake.orders", "mode": "history", "schema_changes": "stop"}]
+    rules = [
+        "public.*",
+        {"match": "shard_*.orders", "into": "lake.orders", "mode": "history", "schema_changes": "stop"},
+    ]
     config = configured(tmp_path, rules, mode="append")
     member, plain = TableName("shard_1", "orders"), TableName("public", "items")
     assert config.route_of(member) == Route(INTO, "_source")
@@ -145,7 +186,11 @@ def test_rules_route_tables(tmp_path: Path) -> None:
 
 
 def test_the_last_of_several_rules_names_the_target(tmp_path: Path) -> None:
-    rules = [{"match": "s*.orders", "into": "lake.all"}, {"match": "s9.orders", "into": "lake.odd", "source_column": "from"}, "s9.*"]
+    rules = [
+        {"match": "s*.orders", "into": "lake.all"},
+        {"match": "s9.orders", "into": "lake.odd", "source_column": "from"},
+        "s9.*",
+    ]
     config = configured(tmp_path, rules)
     assert config.route_of(TableName("s1", "orders")) == Route(TableName("lake", "all"), "_source")
     assert config.route_of(TableName("s9", "orders")) == Route(TableName("lake", "odd"), "from")
@@ -178,7 +223,7 @@ def test_rules_that_cannot_be_followed_are_refused(tmp_path: Path, rules: list[A
         configured(tmp_path, rules)
 
 
-# --- which tables there are ----------------------------------------------------------------------------------------------------
+# --- which tables there are ---------------------------------------------------------------------------------
 
 
 def routed(
@@ -186,7 +231,13 @@ def routed(
 ) -> tuple[dict[TableName, CatalogTable], dict[TableName, TableSchema], dict[TableName, PenstockError]]:
     tables = {schema.name: CatalogTable(schema.oid, schema.name) for schema in schemas}
     shapes, reasons = {schema.name: schema for schema in schemas}, dict(refused or {})
-    route_tables(tables, shapes, reasons, lambda name: Route(INTO, "_source") if "shard" in name.schema else None, lambda _: None)
+    route_tables(
+        tables,
+        shapes,
+        reasons,
+        lambda name: Route(INTO, "_source") if "shard" in name.schema else None,
+        lambda _: None,
+    )
     return tables, shapes, reasons
 
 
@@ -230,12 +281,14 @@ def test_a_member_that_left_the_publication_fails_the_routed_table() -> None:
     assert tables.statuses[INTO].state is TableState.FAILED
     again = _filled()
     recorded = {shard(2).name: Membership(None, "7/1")}
-    kept = fail_rejoined(again, recorded, {shard(1).name: Membership(1, "7/2"), shard(2).name: Membership(2, "7/3")}, str)
+    kept = fail_rejoined(
+        again, recorded, {shard(1).name: Membership(1, "7/2"), shard(2).name: Membership(2, "7/3")}, str
+    )
     assert (again.statuses[INTO].reason or "").startswith(TargetRewoundError.code)
     assert kept == recorded, "so that it fails again"
 
 
-# --- what the log has ----------------------------------------------------------------------------------------------------------
+# --- what the log has ---------------------------------------------------------------------------------------
 
 
 def _target(schema: TableSchema) -> Target:
@@ -250,7 +303,9 @@ def _spooled(tmp_path: Path, *schemas: TableSchema) -> SpoolRange:
 
 def test_the_changes_of_all_members_come_together_in_the_order_of_the_log(tmp_path: Path) -> None:
     joined = joined_schema(INTO, "_source", [shard(1), shard(2)])
-    found = _spooled(tmp_path, shard(2), shard(1), replace(shard(7), name=TableName("public", "items")), shard(2))
+    found = _spooled(
+        tmp_path, shard(2), shard(1), replace(shard(7), name=TableName("public", "items")), shard(2)
+    )
     changes = gather(_target(joined), found, {joined.oid: joined})
     assert changes is not None
     assert changes.table == INTO
@@ -294,10 +349,15 @@ def test_unknown_members_are_looked_up_before_anything_is_applied(tmp_path: Path
 
 
 def test_an_added_member_has_the_table_resynced() -> None:
-    before, now = (joined_schema(INTO, "_source", [shard(number) for number in numbers]) for numbers in ((1, 2), (1, 2, 3)))
+    before, now = (
+        joined_schema(INTO, "_source", [shard(number) for number in numbers])
+        for numbers in ((1, 2), (1, 2, 3))
+    )
     follower = SchemaTracker(lambda _: SchemaRule(), lambda _: (_ for _ in ()).throw(AssertionError()))
     assert follower.observe_catalog({INTO: _target(before)}, CatalogSnapshot({INTO: before})) == {}
-    assert follower.observe_catalog({INTO: _target(before)}, CatalogSnapshot({INTO: now})) == {INTO: "the tables routed into it changed"}
+    assert follower.observe_catalog({INTO: _target(before)}, CatalogSnapshot({INTO: now})) == {
+        INTO: "the tables routed into it changed"
+    }
     assert follower.routed.keys() == {before.oid, now.oid}, "the target stays"
     assert find_resync_reason(now, _target(now)) is None
 

@@ -24,7 +24,12 @@ def test_overrides_store_the_wanted_state_not_the_commands() -> None:
 
 def test_orders_are_kept_and_none_is_lost_when_two_give_them(tmp_path: Path) -> None:
     names = [TableName("public", f"t{number}") for number in range(40)]
-    threads = [threading.Thread(target=change_overrides, args=(tmp_path, lambda orders, name=name: orders.pause([name]))) for name in names]
+    threads = [
+        threading.Thread(
+            target=change_overrides, args=(tmp_path, lambda orders, name=name: orders.pause([name]))
+        )
+        for name in names
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -42,10 +47,20 @@ def test_orders_that_cannot_be_understood_are_named(tmp_path: Path) -> None:
 
 def test_overrides_select_tables_as_if_the_file_said_so() -> None:
     config = PipelineConfig.model_validate(
-        {"pipeline": "p", "source": {"dsn": "dbname=x"}, "tables": ["public.a", "shop.*"], "sink": {"delta": {"path": "lake"}}}
+        {
+            "pipeline": "p",
+            "source": {"dsn": "dbname=x"},
+            "tables": ["public.a", "shop.*"],
+            "sink": {"delta": {"path": "lake"}},
+        }
     )
     ordered = config.with_tables([B], [A, TableName("shop", "x")])
     assert ordered.named_tables == [B]
-    assert [ordered.selects(name) for name in (A, B, TableName("shop", "x"), TableName("shop", "y"))] == [False, True, False, True]
+    assert [ordered.selects(name) for name in (A, B, TableName("shop", "x"), TableName("shop", "y"))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert config.selects(A)
     assert not ordered.selects(TableName("public", "b.cd")), "an ordered name is no pattern"

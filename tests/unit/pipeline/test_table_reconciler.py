@@ -56,11 +56,14 @@ class Orders:
 @pytest.fixture(autouse=True)
 def _no_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "penstock.pipeline.table_reconciler.source_adapter", lambda _config: SimpleNamespace(provision_resync=lambda _names: {})
+        "penstock.pipeline.table_reconciler.source_adapter",
+        lambda _config: SimpleNamespace(provision_resync=lambda _names: {}),
     )
 
 
-def test_a_table_whose_target_cannot_be_read_holds_up_no_other_resync_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_whose_target_cannot_be_read_holds_up_no_other_resync_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orders = Orders(tmp_path, TableStatus(TableState.FAILED, at(100)))
     load = orders.sink.load_target
 
@@ -79,14 +82,18 @@ def test_a_table_whose_target_cannot_be_read_holds_up_no_other_resync_and_says_s
     assert shown.remedy
     monkeypatch.undo()
     monkeypatch.setattr(
-        "penstock.pipeline.table_reconciler.source_adapter", lambda _config: SimpleNamespace(provision_resync=lambda _names: {})
+        "penstock.pipeline.table_reconciler.source_adapter",
+        lambda _config: SimpleNamespace(provision_resync=lambda _names: {}),
     )
     orders.resync(Selection(TABLES, {}, {}), {})
     assert ITEMS.name in orders.resynced
     assert load_retries(tmp_path) == ()
 
 
-@pytest.mark.parametrize(("state", "is_lost"), [(TableState.STREAMING, False), (TableState.RETRYING, False), (TableState.FAILED, True)])
+@pytest.mark.parametrize(
+    ("state", "is_lost"),
+    [(TableState.STREAMING, False), (TableState.RETRYING, False), (TableState.FAILED, True)],
+)
 def test_a_dropped_table_that_changes_are_kept_for_is_not_gone_before_it_has_them(
     tmp_path: Path, *, state: TableState, is_lost: bool
 ) -> None:

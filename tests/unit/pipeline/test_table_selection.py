@@ -18,9 +18,21 @@ from penstock.errors import (
     TargetFileLostError,
     UnsupportedTableError,
 )
-from penstock.pipeline.error_policy import FILE_ATTEMPTS, PATIENT_ATTEMPTS, USUAL_ATTEMPTS, attempts_without_any_target
+from penstock.pipeline.error_policy import (
+    FILE_ATTEMPTS,
+    PATIENT_ATTEMPTS,
+    USUAL_ATTEMPTS,
+    attempts_without_any_target,
+)
 from penstock.pipeline.sources.resume_checks import fail_rejoined, load_memberships, save_memberships
-from penstock.pipeline.table_selection import Selection, Tables, check_selected, fail_blocked, fail_over_holes, inspect_pipeline
+from penstock.pipeline.table_selection import (
+    Selection,
+    Tables,
+    check_selected,
+    fail_blocked,
+    fail_over_holes,
+    inspect_pipeline,
+)
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
@@ -33,7 +45,10 @@ GOOD, BAD = TableName("public", "good"), TableName("public", "bad")
 
 
 def _blocked(*tables: TableName) -> CoverageReport:
-    return CoverageReport(False, blockers=(Blocker("PEN-1104", "only app may publish it", "as app: CREATE PUBLICATION p;", tables),))
+    return CoverageReport(
+        False,
+        blockers=(Blocker("PEN-1104", "only app may publish it", "as app: CREATE PUBLICATION p;", tables),),
+    )
 
 
 def _pending() -> Tables:
@@ -92,17 +107,25 @@ class Broken(Shelf):
         return super().load_target(table)
 
 
-def test_an_unreadable_target_fails_its_table_and_all_of_them_once_the_shared_part_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_target_fails_its_table_and_all_of_them_once_the_shared_part_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("penstock.pipeline.table_selection._LOAD_PAUSE_SECONDS", 0.0)
     found = {name: CatalogTable(number, name) for number, name in enumerate((GOOD, BAD), 1)}
-    schemas = {name: TableSchema(table.oid, name, (Column("id", pa.int32(), 23),), ("id",)) for name, table in found.items()}
+    schemas = {
+        name: TableSchema(table.oid, name, (Column("id", pa.int32(), 23),), ("id",))
+        for name, table in found.items()
+    }
     asked: list[list[str]] = []
 
     def note(errors: Sequence[PenstockError]) -> None:
         asked.append([error.message for error in errors])
 
     tables = inspect_pipeline(Selection(found, schemas, {}), Broken(BAD), None, on_none_readable=note)
-    assert {name: status.state for name, status in tables.statuses.items()} == {GOOD: TableState.PENDING, BAD: TableState.FAILED}
+    assert {name: status.state for name, status in tables.statuses.items()} == {
+        GOOD: TableState.PENDING,
+        BAD: TableState.FAILED,
+    }
     remedy = tables.statuses[BAD].remedy or ""
     assert remedy.startswith("restore shelf/public.bad, or remove it")
     assert remedy.endswith("then penstock tables resync CONFIG public.bad")
@@ -114,15 +137,24 @@ def test_an_unreadable_target_fails_its_table_and_all_of_them_once_the_shared_pa
 
 def test_a_damaged_file_of_every_target_is_retried_less_often_than_a_shared_cause() -> None:
     lost, other = TargetFileLostError("damaged"), SinkError("refused")
-    bounds = [attempts_without_any_target(errors) for errors in ([lost], [lost, lost], [other], [lost, other])]
+    bounds = [
+        attempts_without_any_target(errors) for errors in ([lost], [lost, lost], [other], [lost, other])
+    ]
     assert bounds == [FILE_ATTEMPTS, FILE_ATTEMPTS, USUAL_ATTEMPTS, PATIENT_ATTEMPTS]
 
 
 @pytest.mark.parametrize("folds", [True, False])
-def test_R15_tables_that_differ_only_in_case_are_refused_where_the_target_has_one_place_for_them(*, folds: bool) -> None:
+def test_R15_tables_that_differ_only_in_case_are_refused_where_the_target_has_one_place_for_them(
+    *, folds: bool
+) -> None:
     names = [TableName("public", "Items"), TableName("public", "items"), TableName("public", "other")]
-    schemas = {name: TableSchema(oid, name, (Column("id", pa.int32(), 23),), ("id",)) for oid, name in enumerate(names)}
-    selection = Selection({name: CatalogTable(schema.oid, name) for name, schema in schemas.items()}, schemas, {})
+    schemas = {
+        name: TableSchema(oid, name, (Column("id", pa.int32(), 23),), ("id",))
+        for oid, name in enumerate(names)
+    }
+    selection = Selection(
+        {name: CatalogTable(schema.oid, name) for name, schema in schemas.items()}, schemas, {}
+    )
     tables = inspect_pipeline(selection, Shelf(folds=folds), None)
     assert tables.capturable == (names[2:] if folds else names)
     if folds:
@@ -145,7 +177,10 @@ def test_R18_an_empty_selection_is_reported_with_the_reason_for_each_named_table
 
 def _filled() -> Tables:
     return Tables(
-        statuses={name: TableStatus(TableState.CATCHING_UP, Position.parse("0/5"), Position.parse("0/5")) for name in (GOOD, BAD)}
+        statuses={
+            name: TableStatus(TableState.CATCHING_UP, Position.parse("0/5"), Position.parse("0/5"))
+            for name in (GOOD, BAD)
+        }
     )
 
 
@@ -153,27 +188,39 @@ def _memberships(good: str, bad: str) -> dict[TableName, Membership]:
     return {GOOD: Membership(None, good), BAD: Membership(None, bad)}
 
 
-def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_resynced(tmp_path: Path) -> None:
+def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_resynced(
+    tmp_path: Path,
+) -> None:
     assert load_memberships(tmp_path) == {}
     save_memberships(tmp_path, fail_rejoined(_filled(), {}, _memberships("1/10", "1/11"), str))
-    for _ in range(2):  # a run that ends before the failure is written down must not make the next one forget it
+    for _ in range(
+        2
+    ):  # a run that ends before the failure is written down must not make the next one forget it
         tables = _filled()
-        save_memberships(tmp_path, fail_rejoined(tables, load_memberships(tmp_path), _memberships("1/10", "1/12"), str))
+        save_memberships(
+            tmp_path, fail_rejoined(tables, load_memberships(tmp_path), _memberships("1/10", "1/12"), str)
+        )
         assert tables.capturable == [GOOD]
         assert "remove public.bad" in (tables.statuses[BAD].remedy or "")
     anew = _pending()
-    save_memberships(tmp_path, fail_rejoined(anew, load_memberships(tmp_path), _memberships("1/10", "1/12"), str))
+    save_memberships(
+        tmp_path, fail_rejoined(anew, load_memberships(tmp_path), _memberships("1/10", "1/12"), str)
+    )
     assert anew.capturable == [GOOD, BAD]
     assert load_memberships(tmp_path) == _memberships("1/10", "1/12")
 
 
 def test_P08_a_record_of_a_former_version_learns_which_act_published_the_schema() -> None:
     tables = _filled()
-    kept = fail_rejoined(tables, _memberships("1/all", "1/all"), _memberships("1/schema-7", "2/schema-7"), str)
+    kept = fail_rejoined(
+        tables, _memberships("1/all", "1/all"), _memberships("1/schema-7", "2/schema-7"), str
+    )
     assert tables.capturable == [GOOD]
     assert kept == _memberships("1/schema-7", "1/all")
     again = _filled()
-    fail_rejoined(again, _memberships("1/schema-7", "1/schema-7"), _memberships("1/schema-7", "1/schema-8"), str)
+    fail_rejoined(
+        again, _memberships("1/schema-7", "1/schema-7"), _memberships("1/schema-7", "1/schema-8"), str
+    )
     assert again.capturable == [GOOD]
 
 

@@ -1,4 +1,6 @@
-"""The transition table of a table's life cycle: complete, unambiguous, and the same in the code and in the documentation."""
+"""The transition table of a table's life cycle: complete, unambiguous, and the same in the code and in the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_documented_transitions_are_those_of_the_code() -> None:
 
 def test_the_architecture_page_lists_every_state() -> None:
     lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
-    assert {state for state in TableState if any(line.startswith(f"| `{state}` |") for line in lines)} == set(TableState)
+    assert {state for state in TableState if any(line.startswith(f"| `{state}` |") for line in lines)} == set(
+        TableState
+    )
 
 
 def test_every_event_has_one_transition_and_every_state_is_reached_and_left() -> None:

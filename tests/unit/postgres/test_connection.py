@@ -13,15 +13,32 @@ from typing import cast
 
 import pytest
 
-from penstock.errors import AuthenticationError, ConfigError, ConnectionLostError, PenstockError, PrivilegeError, Recovery, SenderLimitError
-from penstock.postgres.connection import Connection, SourceAddress, classify, connect, connect_replication, tls_weakness
+from penstock.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectionLostError,
+    PenstockError,
+    PrivilegeError,
+    Recovery,
+    SenderLimitError,
+)
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    classify,
+    connect,
+    connect_replication,
+    tls_weakness,
+)
 
 STUB = Path(__file__).parents[2] / "support" / "refusing_server.py"
 
 
 @contextmanager
 def refusal(severity: str, code: str, message: str) -> Iterator[SourceAddress]:
-    with subprocess.Popen([sys.executable, STUB, severity, code, message], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, STUB, severity, code, message], stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         try:
@@ -43,8 +60,18 @@ def refusal(severity: str, code: str, message: str) -> Iterator[SourceAddress]:
         ("致命错误", "3D000", '数据库 "shop" 不存在', AuthenticationError),
         ("FATAL", "28P01", 'password authentication failed for user "replication_user"', AuthenticationError),
         ("FATAL", "3D000", 'database "REPLICATION" does not exist', AuthenticationError),
-        ("FATAL", "28P01", "Passwort-Authentifizierung für Benutzer »REPLICATION« fehlgeschlagen", AuthenticationError),
-        ("FATAL", "28000", 'no pg_hba.conf entry for replication connection from host "::1", user "cdc"', AuthenticationError),
+        (
+            "FATAL",
+            "28P01",
+            "Passwort-Authentifizierung für Benutzer »REPLICATION« fehlgeschlagen",
+            AuthenticationError,
+        ),
+        (
+            "FATAL",
+            "28000",
+            'no pg_hba.conf entry for replication connection from host "::1", user "cdc"',
+            AuthenticationError,
+        ),
         ("FATAL", "42501", "must be superuser or replication role to start walsender", PrivilegeError),
         ("FATAL", "42501", "permission denied to start WAL sender", PrivilegeError),
     ],
@@ -52,7 +79,11 @@ def refusal(severity: str, code: str, message: str) -> Iterator[SourceAddress]:
 def test_C02_a_refusal_is_distinguished_from_a_server_that_is_starting(
     severity: str, code: str, message: str, kind: type[PenstockError]
 ) -> None:
-    with refusal(severity, code, message) as address, pytest.raises(PenstockError) as caught, connect(address):
+    with (
+        refusal(severity, code, message) as address,
+        pytest.raises(PenstockError) as caught,
+        connect(address),
+    ):
         pass
     assert type(caught.value) is kind
 
@@ -71,11 +102,16 @@ def test_L13_a_server_without_a_free_sender_is_known_by_the_setting_that_it_name
 def test_C01_an_unreachable_server_is_a_lost_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with pytest.raises(ConnectionLostError), connect(SourceAddress.parse(f"postgresql://cdc@127.0.0.1:{port}/shop")):
+    with (
+        pytest.raises(ConnectionLostError),
+        connect(SourceAddress.parse(f"postgresql://cdc@127.0.0.1:{port}/shop")),
+    ):
         pass
 
 
-@pytest.mark.parametrize("name", ["sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"])
+@pytest.mark.parametrize(
+    "name", ["sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"]
+)
 @pytest.mark.parametrize("dsn", ["postgresql://cdc@db/shop?{}=hunter2", "host=db {}=hunter2"])
 def test_a_secret_of_libpq_in_a_dsn_is_refused_and_not_shown(name: str, dsn: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
@@ -103,9 +139,13 @@ def test_a_dsn_that_cannot_be_parsed_is_not_quoted() -> None:
         ("", "prefer", False),
     ],
 )
-def test_a_connection_over_the_network_that_does_not_verify_the_server_is_weak(address: str, mode: str, is_weak: bool) -> None:
+def test_a_connection_over_the_network_that_does_not_verify_the_server_is_weak(
+    address: str, mode: str, is_weak: bool
+) -> None:
     option = SimpleNamespace(keyword=b"sslmode", val=mode.encode())
-    connection = SimpleNamespace(info=SimpleNamespace(hostaddr=address, host="db.example"), pgconn=SimpleNamespace(info=[option]))
+    connection = SimpleNamespace(
+        info=SimpleNamespace(hostaddr=address, host="db.example"), pgconn=SimpleNamespace(info=[option])
+    )
     weakness = tls_weakness(cast(Connection, connection))
     assert (weakness is not None) == is_weak
     assert weakness is None or (mode in weakness and "db.example" in weakness)

@@ -22,7 +22,9 @@ def test_a_busy_unix_socket_is_read_without_a_pause(monkeypatch: pytest.MonkeyPa
     assert pauses == []
 
 
-def test_a_busy_loopback_connection_is_read_in_gulps_from_a_small_receive_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_loopback_connection_is_read_in_gulps_from_a_small_receive_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses = _pauses(monkeypatch)
     ours, theirs = _tcp_pair()
     with ours, theirs:
@@ -33,7 +35,9 @@ def test_a_busy_loopback_connection_is_read_in_gulps_from_a_small_receive_buffer
     assert pauses == [pace_module._PAUSE_SECONDS]
 
 
-def test_the_pause_for_another_machine_shrinks_while_the_receive_buffer_runs_full_and_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_for_another_machine_shrinks_while_the_receive_buffer_runs_full_and_grows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses = _pauses(monkeypatch)
     monkeypatch.setattr(pace_module, "_is_loopback", lambda connected: False)
     ours, theirs = _tcp_pair()
@@ -46,7 +50,9 @@ def test_the_pause_for_another_machine_shrinks_while_the_receive_buffer_runs_ful
     assert pauses[-1] == pace_module._PAUSE_SECONDS
 
 
-@pytest.mark.parametrize(("waited_seconds", "pause_seconds"), [(0.025, 0.001), (0.0075, 0.001), (0.002, 0.006), (0.0, 0.008)])
+@pytest.mark.parametrize(
+    ("waited_seconds", "pause_seconds"), [(0.025, 0.001), (0.0075, 0.001), (0.002, 0.006), (0.0, 0.008)]
+)
 def test_a_calm_connection_is_read_within_a_moment_of_becoming_readable_and_a_steady_one_not_again_at_once(
     monkeypatch: pytest.MonkeyPatch, waited_seconds: float, pause_seconds: float
 ) -> None:

@@ -14,7 +14,16 @@ from penstock.postgres.replication import ReplicationStream, StreamRequest, pars
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("0", 0.0), ("500ms", 0.5), ("2s", 2.0), ("1min", 60.0), ("90min", 5400.0), ("1h", 3600.0), ("1d", 86400.0)]
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("500ms", 0.5),
+        ("2s", 2.0),
+        ("1min", 60.0),
+        ("90min", 5400.0),
+        ("1h", 3600.0),
+        ("1d", 86400.0),
+    ],
 )
 def test_a_duration_is_read_as_the_server_prints_it(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -41,14 +50,20 @@ def test_small_batches_are_pooled_unless_they_are_many() -> None:
         stream.take(0.0, hold_seconds=3600.0)
 
 
-@pytest.mark.parametrize(("name", "quoted"), [("plain", '"plain"'), ("Two Words", '"Two Words"'), ('a"b', '"a""b"'), ("a,b", '"a,b"')])
+@pytest.mark.parametrize(
+    ("name", "quoted"),
+    [("plain", '"plain"'), ("Two Words", '"Two Words"'), ('a"b', '"a""b"'), ("a,b", '"a,b"')],
+)
 def test_a_publication_name_is_one_entry_of_the_list(name: str, quoted: str) -> None:
     assert replication._quoted(name) == quoted
 
 
 @pytest.mark.parametrize(
-    ("wants_messages", "options"), [(False, {"proto_version": "2", "streaming": "on"}), (True, {"proto_version": "1", "messages": "true"})]
+    ("wants_messages", "options"),
+    [(False, {"proto_version": "2", "streaming": "on"}), (True, {"proto_version": "1", "messages": "true"})],
 )
-def test_X03_open_transactions_are_streamed_unless_messages_are_wanted(wants_messages: bool, options: dict[str, str]) -> None:
+def test_X03_open_transactions_are_streamed_unless_messages_are_wanted(
+    wants_messages: bool, options: dict[str, str]
+) -> None:
     request = StreamRequest("slot", "p", Position.ZERO, wants_messages=wants_messages)
     assert plugin_options(request) == {"publication_names": '"p"', **options}

@@ -10,7 +10,16 @@ import pytest
 from penstock.errors import SlotBusyError, SlotFailoverError, SlotLostError, StandbyError, WalLevelError
 from penstock.position import Lsn, Position
 from penstock.postgres.server import parse_history
-from penstock.postgres.slot import Server, Slot, SlotReader, check_failover, check_idle, check_server, check_slot, server_faults
+from penstock.postgres.slot import (
+    Server,
+    Slot,
+    SlotReader,
+    check_failover,
+    check_idle,
+    check_server,
+    check_slot,
+    server_faults,
+)
 
 GOOD = Slot("shop", "pgoutput", "logical", "db", Lsn(100), Position.of(200), "reserved", None)
 
@@ -28,11 +37,23 @@ def test_a_strained_slot_is_no_error(status: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        ("wal_removed", "WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size"),
+        (
+            "wal_removed",
+            (
+                "WAL that was still needed has been removed, since the slot held back more than "
+                "max_slot_wal_keep_size"
+            ),
+        ),
         ("rows_removed", "catalog rows that were still needed have been vacuumed away on the primary"),
         ("wal_level_insufficient", "the primary's wal_level was not logical for a while"),
         ("idle_timeout", "it was not read for longer than idle_replication_slot_timeout"),
-        ("conflicting", "WAL or catalog rows that were still needed have been removed; this version of Postgres does not report which"),
+        (
+            "conflicting",
+            (
+                "WAL or catalog rows that were still needed have been removed; this version of Postgres does "
+                "not report which"
+            ),
+        ),
         ("something new", "it does not report why"),
     ],
 )
@@ -40,11 +61,13 @@ def test_L06_an_invalidated_slot_is_refused_with_the_servers_reason(reason: str,
     with pytest.raises(SlotLostError) as caught:
         check_slot(replace(GOOD, invalidation=reason), "db")
     assert caught.value.message == (
-        f"the server has invalidated slot shop ({reason}): {words}; what committed after 0/C8 can no longer be read"
+        f"the server has invalidated slot shop ({reason}): {words}; what committed after 0/C8 can no "
+        "longer be read"
     )
     assert caught.value.hint == (
         "SELECT pg_drop_replication_slot('shop'); then copy the tables again: "
-        "for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+        "for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run "
+        "again; "
         "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
     )
 
@@ -83,10 +106,15 @@ def test_C05_a_standby_of_a_server_without_logical_replication_has_both_faults()
 def test_L10_failover_is_refused_where_the_server_does_not_know_it() -> None:
     check_failover(True, 170_000)
     check_failover(False, 140_000)
-    with pytest.raises(SlotFailoverError, match="the server is Postgres 16: slots are copied to standbys from 17 on"):
+    with pytest.raises(
+        SlotFailoverError, match="the server is Postgres 16: slots are copied to standbys from 17 on"
+    ):
         check_failover(True, 160_004)
 
 
 def test_L10_a_history_tells_where_each_timeline_was_left() -> None:
-    content = "# a comment\n\n1\t0/3000148\tno recovery target specified\n\n 2\tA/40000000\tbefore 2025-01-02 03:04:05+00\n"
+    content = (
+        "# a comment\n\n1\t0/3000148\tno recovery target specified\n\n 2\tA/40000000\tbefore "
+        "2025-01-02 03:04:05+00\n"
+    )
     assert parse_history(content) == {1: Lsn.parse("0/3000148"), 2: Lsn.parse("A/40000000")}

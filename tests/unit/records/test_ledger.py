@@ -28,7 +28,9 @@ def test_place_survives_as_text(place: ChangePlace | SnapshotPlace) -> None:
     assert parse_place(RecordPosition(str(place.render()))) == place
 
 
-@pytest.mark.parametrize("text", ["", "0/1:", "0/1:-1", " 0/1", "0/1:1 ", "snapshot:0/1", "0/G", "0/1:1:1", "123", "x" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["", "0/1:", "0/1:-1", " 0/1", "0/1:1 ", "snapshot:0/1", "0/G", "0/1:1:1", "123", "x" * 10_000]
+)
 def test_text_that_is_no_place_is_refused_and_not_repeated_at_length(text: str) -> None:
     with pytest.raises(RecordGoneError) as caught:
         parse_place(RecordPosition(text))
@@ -66,11 +68,17 @@ def test_resume_point_is_the_last_transaction_that_is_wholly_acknowledged(
                 acked = max(acked, chosen)
                 ledger.ack(chosen)
                 ledger.settle(at_once=True)
-            whole = [at * 100 for at, count in enumerate(sizes[:number], 1) if acked >= ChangePlace(Position.of(at * 100), count - 1)]
+            whole = [
+                at * 100
+                for at, count in enumerate(sizes[:number], 1)
+                if acked >= ChangePlace(Position.of(at * 100), count - 1)
+            ]
             assert watermark.resume == Position.of(max(whole, default=0))
 
 
-def test_acknowledgement_is_stored_before_it_is_confirmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgement_is_stored_before_it_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watermark, ledger = AckWatermark(Position.ZERO), AckLedger(tmp_path)
     place = ChangePlace(Position.of(100), 0)
     ack = watermark.deliver(place.position)
@@ -140,7 +148,10 @@ def test_memory_is_kept_per_transaction(tmp_path: Path) -> None:
     assert watermark.resume == Position.ZERO
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', '{"format": 2, "acked": "x"}', '{"format": 2, "acked": "snapshot:0/1:1"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"format": 2}', '{"format": 2, "acked": "x"}', '{"format": 2, "acked": "snapshot:0/1:1"}'],
+)
 def test_note_that_cannot_be_read_is_no_reason_to_begin_anywhere(tmp_path: Path, text: str) -> None:
     (tmp_path / "records.json").write_text(text, encoding="utf-8")
     with pytest.raises(SpoolCorruptError):

@@ -8,18 +8,38 @@ from penstock.errors import ConfigError, InvalidUrlError, NoTableError
 from penstock.records.source import RecordSettings
 from penstock.schema import TableName
 
-GOOD = {"url": "postgresql://cdc@db.example/shop", "table": "public.orders", "slot": "orders", "spool": "/spool"}
+GOOD = {
+    "url": "postgresql://cdc@db.example/shop",
+    "table": "public.orders",
+    "slot": "orders",
+    "spool": "/spool",
+}
 
 
 def test_required_settings_are_enough() -> None:
     settings = RecordSettings.parse(GOOD)
-    assert (settings.table, settings.columns, settings.takes_snapshot) == (TableName("public", "orders"), (), True)
-    assert (settings.capture.slot, settings.capture.publication, settings.capture.tables) == ("orders", "orders", ())
+    assert (settings.table, settings.columns, settings.takes_snapshot) == (
+        TableName("public", "orders"),
+        (),
+        True,
+    )
+    assert (settings.capture.slot, settings.capture.publication, settings.capture.tables) == (
+        "orders",
+        "orders",
+        (),
+    )
 
 
 def test_optional_settings_are_read_in_any_letter_case() -> None:
     settings = RecordSettings.parse(
-        {**GOOD, "Columns": "id, note", "snapshot": "never", "waitSeconds": "0", "PUBLICATION": "p", "quietSeconds": "0.5"}
+        {
+            **GOOD,
+            "Columns": "id, note",
+            "snapshot": "never",
+            "waitSeconds": "0",
+            "PUBLICATION": "p",
+            "quietSeconds": "0.5",
+        }
     )
     assert (settings.columns, settings.takes_snapshot, settings.wait_seconds) == (("id", "note"), False, 0.0)
     assert (settings.capture.publication, settings.capture.limits.quiet_seconds) == ("p", 0.5)

@@ -52,7 +52,9 @@ def test_files_stay_few_and_no_change_is_written_often_although_nothing_can_be_f
             state = joined(tmp_path, state, COLUMNS)
             rows_written += sum(each.rows for each in state.changes if each.name not in before)
             assert len(state.changes) <= math.log2(count), "each is more than twice as long as all after it"
-        assert [each.after for each in state.changes[1:]] == [each.upto for each in state.changes[:-1]], "no gap, and no overlap"
+        assert [each.after for each in state.changes[1:]] == [each.upto for each in state.changes[:-1]], (
+            "no gap, and no overlap"
+        )
     assert rows_written < state.changes_rows * math.log2(count) / 2
     for version in (1, 7, 100, count):
         assert notes_at(tmp_path, state, version) == expected_at(version)

@@ -1,4 +1,6 @@
-"""Changes that a reference history refuses, and values that are equal although they are written differently."""
+"""Changes that a reference history refuses, and values that are equal although they are written
+differently.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,27 @@ def test_row_without_key_is_refused() -> None:
 
 
 def test_values_that_stay_need_a_row_that_has_them() -> None:
-    change = as_changes(pa.RecordBatch.from_pylist([{"id": 7, "note": None}], COLUMNS), ChangeType.UPDATE_POSTIMAGE, 6)
-    change = change.set_column(change.schema.get_field_index(UNCHANGED), change.schema.field(UNCHANGED), pa.array([["note"]]))
+    change = as_changes(
+        pa.RecordBatch.from_pylist([{"id": 7, "note": None}], COLUMNS), ChangeType.UPDATE_POSTIMAGE, 6
+    )
+    change = change.set_column(
+        change.schema.get_field_index(UNCHANGED), change.schema.field(UNCHANGED), pa.array([["note"]])
+    )
     with pytest.raises(ReferenceTableError, match="that the reference table does not have"):
         history_of(1).apply(change)
 
 
 def test_exact_text_of_a_value_that_stays_stays_too() -> None:
     history = ReferenceHistory(COLUMNS, ["id"], 5)
-    history.load(pa.RecordBatch.from_pylist([{"id": 1, "note": None, EXACT: [("note", "1e999")]}], row_schema(COLUMNS)))
-    change = as_changes(pa.RecordBatch.from_pylist([{"id": 1, "note": None}], COLUMNS), ChangeType.UPDATE_POSTIMAGE, 6)
-    change = change.set_column(change.schema.get_field_index(UNCHANGED), change.schema.field(UNCHANGED), pa.array([["note"]]))
+    history.load(
+        pa.RecordBatch.from_pylist([{"id": 1, "note": None, EXACT: [("note", "1e999")]}], row_schema(COLUMNS))
+    )
+    change = as_changes(
+        pa.RecordBatch.from_pylist([{"id": 1, "note": None}], COLUMNS), ChangeType.UPDATE_POSTIMAGE, 6
+    )
+    change = change.set_column(
+        change.schema.get_field_index(UNCHANGED), change.schema.field(UNCHANGED), pa.array([["note"]])
+    )
     history.apply(change)
     assert history.take(history.find([(1,)])).column(EXACT).to_pylist() == [[("note", "1e999")]]
 
@@ -93,10 +105,16 @@ def test_equal_values_have_equal_keys(ours: pa.Array, theirs: pa.Array) -> None:
 
 def test_null_is_equal_to_nothing_and_exact_text_stands_for_its_value() -> None:
     exact = pa.array([None, [("a", "infinity")], [("other", "x")]], pa.map_(pa.string(), pa.string()))
-    assert key_values([pa.array([1, None, None]), pa.array([1, 2, 3])], ["a", "b"], exact) == [(1, 1), ("infinity", 2), None]
+    assert key_values([pa.array([1, None, None]), pa.array([1, 2, 3])], ["a", "b"], exact) == [
+        (1, 1),
+        ("infinity", 2),
+        None,
+    ]
 
 
-@pytest.mark.parametrize("arrow_type", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.string())])
+@pytest.mark.parametrize(
+    "arrow_type", [pa.list_(pa.int64()), pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.string())]
+)
 def test_nested_values_cannot_be_looked_up(arrow_type: pa.DataType) -> None:
     assert family(arrow_type) is None
 

@@ -32,14 +32,19 @@ class HistoryFinder(ReferenceFinder):
 @pytest.fixture
 def finder() -> HistoryFinder:
     history = ReferenceHistory(COLUMNS, ["id"], 0)
-    rows = [{"id": 1, "name": "one", "rate": 10}, {"id": 2, "name": None, "rate": None, EXACT: [("rate", "9e99")]}]
+    rows = [
+        {"id": 1, "name": "one", "rate": 10},
+        {"id": 2, "name": None, "rate": None, EXACT: [("rate", "9e99")]},
+    ]
     history.load(pa.RecordBatch.from_pylist(rows, row_schema(COLUMNS)))
     return HistoryFinder(history)
 
 
 def enrichment(finder: ReferenceFinder, *, version: str | None = None) -> Enrichment:
     types = {"c_name": pa.string(), "c_rate": pa.int64()}
-    return Enrichment(finder, (("customer", "id"),), (("name", "c_name"), ("rate", "c_rate")), types, "found", version)
+    return Enrichment(
+        finder, (("customer", "id"),), (("name", "c_name"), ("rate", "c_rate")), types, "found", version
+    )
 
 
 def changes(**columns: Sequence[object]) -> pa.RecordBatch:
@@ -51,13 +56,24 @@ def changes(**columns: Sequence[object]) -> pa.RecordBatch:
         UNCHANGED: pa.list_(pa.string()),
         EXACT: EXACT_TYPE,
     }
-    arrays = {name: pa.array(columns.get(name, [None] * count), arrow_type) for name, arrow_type in types.items()}
+    arrays = {
+        name: pa.array(columns.get(name, [None] * count), arrow_type) for name, arrow_type in types.items()
+    }
     return pa.RecordBatch.from_pydict(arrays)
 
 
 def test_rows_stay_in_order_and_get_the_found_values(finder: HistoryFinder) -> None:
     joined = enrichment(finder).join(changes(customer=[2, 1, None, 3, 1]))
-    assert joined.schema.names == ["customer", CHANGE_TYPE, COMMIT_VERSION, UNCHANGED, EXACT, "c_name", "c_rate", "found"]
+    assert joined.schema.names == [
+        "customer",
+        CHANGE_TYPE,
+        COMMIT_VERSION,
+        UNCHANGED,
+        EXACT,
+        "c_name",
+        "c_rate",
+        "found",
+    ]
     assert joined.column("customer").to_pylist() == [2, 1, None, 3, 1]
     assert joined.column("c_name").to_pylist() == [None, "one", None, None, "one"]
     assert joined.column("found").to_pylist() == [True, True, False, False, True]

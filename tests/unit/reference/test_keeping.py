@@ -74,7 +74,9 @@ def ledger() -> Ledger:
 
 
 @contextmanager
-def kept(ledger: Ledger, directory: Path, *, as_of_commit: bool = True) -> Iterator[tuple[KeptReference, PositionedList]]:
+def kept(
+    ledger: Ledger, directory: Path, *, as_of_commit: bool = True
+) -> Iterator[tuple[KeptReference, PositionedList]]:
     source = PositionedList(ledger)
     with KeptReference(source, directory, as_of_commit=as_of_commit) as reference:
         yield reference, source
@@ -116,13 +118,20 @@ def test_confirmed_rows_are_in_the_directory(ledger: Ledger, tmp_path: Path) -> 
     with kept(ledger, tmp_path) as (reference, source):
         ledger.commit(upsert(TABLE, 3, "three"))
         copy_of(reference).reaching(2, DEADLINE_SECONDS)
-        wait_for(lambda: source.confirmed[-1].offsets == {"version": "2"}, "a confirmation", lambda: source.confirmed, DEADLINE_SECONDS)
+        wait_for(
+            lambda: source.confirmed[-1].offsets == {"version": "2"},
+            "a confirmation",
+            lambda: source.confirmed,
+            DEADLINE_SECONDS,
+        )
         state = load_state(tmp_path)
         assert state is not None
         assert state.checkpoint == source.confirmed[-1]
 
 
-def test_long_history_is_folded_as_far_as_no_reader_needs_it(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_history_is_folded_as_far_as_no_reader_needs_it(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 5)
     monkeypatch.setattr("penstock.reference.keeper._FEWEST_FOLDED_ROWS", 3)
     with kept(ledger, tmp_path) as (reference, source):
@@ -146,7 +155,9 @@ def test_long_history_is_folded_as_far_as_no_reader_needs_it(ledger: Ledger, tmp
         assert old.floor == 1
 
 
-def test_without_a_past_everything_is_folded(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_past_everything_is_folded(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 3)
     with kept(ledger, tmp_path, as_of_commit=False) as (reference, _):
         for number in range(2, 12):
@@ -163,7 +174,9 @@ def test_task_that_waits_for_a_version_that_does_not_come_says_so(ledger: Ledger
         copy_of(reference).reaching(2, 0.1)
 
 
-def test_trouble_that_passes_is_waited_out(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_that_passes_is_waited_out(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
     with kept(ledger, tmp_path) as (reference, source):
         source.failures += [ReferenceUnreadableError("for a moment")] * 2
@@ -172,7 +185,9 @@ def test_trouble_that_passes_is_waited_out(ledger: Ledger, tmp_path: Path, monke
         reference.check()
 
 
-def test_transaction_that_trouble_breaks_off_is_kept_whole(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_that_trouble_breaks_off_is_kept_whole(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
 
     class Stumbling(PositionedList):
@@ -192,14 +207,18 @@ def test_transaction_that_trouble_breaks_off_is_kept_whole(ledger: Ledger, tmp_p
     source = Stumbling(ledger)
     with KeptReference(source, tmp_path, as_of_commit=True) as reference:
         ledger.commit(*(upsert(TABLE, number, "new") for number in range(1, 6)))
-        assert notes_at(copy_of(reference).reaching(2, DEADLINE_SECONDS), 2) == dict.fromkeys(range(1, 6), "new")
+        assert notes_at(copy_of(reference).reaching(2, DEADLINE_SECONDS), 2) == dict.fromkeys(
+            range(1, 6), "new"
+        )
         state = load_state(tmp_path)
         assert state is not None
         assert state.changes_rows == 5, "each change once"
     assert source.has_stumbled
 
 
-def test_copy_that_is_lost_on_the_way_begins_again(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_that_is_lost_on_the_way_begins_again(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
     ledger.commit(*(upsert(TABLE, number, "x") for number in range(35)))
 

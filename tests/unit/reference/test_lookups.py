@@ -114,7 +114,9 @@ class Counted(KeyedReferenceTable):
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
         wanted = keys.column("id").to_pylist()
         self.asked.append(wanted)
-        return pa.Table.from_pylist([{"id": key, "name": self.rows[key]} for key in wanted if key in self.rows], SCHEMA)
+        return pa.Table.from_pylist(
+            [{"id": key, "name": self.rows[key]} for key in wanted if key in self.rows], SCHEMA
+        )
 
 
 def ask(column: pa.Array) -> Asked:

@@ -35,5 +35,8 @@ def test_only_columns_that_repeat_nothing_are_left_as_they_are(tmp_path: Path) -
     assert pq.read_table(path).equals(TABLE)
     group = pq.read_metadata(path).row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
-    assert {column.path_in_schema for column in columns if column.compression == "UNCOMPRESSED"} == {"reference", "noise"}
+    assert {column.path_in_schema for column in columns if column.compression == "UNCOMPRESSED"} == {
+        "reference",
+        "noise",
+    }
     assert {column.compression for column in columns} == {"UNCOMPRESSED", "ZSTD"}

@@ -26,18 +26,33 @@ ITEMS = TableSchema(
     (Column("note", pa.string(), 25), Column("id", pa.int64(), 20), Column("size", pa.int32(), 23)),
     ("id",),
 )
-FLOATS = TableSchema(16501, TableName("public", "floats"), (Column("id", pa.float64(), 701), Column("note", pa.string(), 25)), ("id",))
-NUMBERS = TableSchema(
-    16502, TableName("public", "numbers"), (Column("id", pa.decimal128(10, 2), 1700), Column("price", pa.decimal128(10, 2), 1700)), ("id",)
+FLOATS = TableSchema(
+    16501,
+    TableName("public", "floats"),
+    (Column("id", pa.float64(), 701), Column("note", pa.string(), 25)),
+    ("id",),
 )
-HEAP = TableSchema(16503, TableName("public", "heap"), (Column("a", pa.int32(), 23), Column("b", pa.decimal128(10, 2), 1700)), ())
+NUMBERS = TableSchema(
+    16502,
+    TableName("public", "numbers"),
+    (Column("id", pa.decimal128(10, 2), 1700), Column("price", pa.decimal128(10, 2), 1700)),
+    ("id",),
+)
+HEAP = TableSchema(
+    16503,
+    TableName("public", "heap"),
+    (Column("a", pa.int32(), 23), Column("b", pa.decimal128(10, 2), 1700)),
+    (),
+)
 
 LAID_UP = (Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY)
 every_mode = pytest.mark.parametrize("mode", LAID_UP)
 
 
 def layout_of(table: TableSchema, mode: Mode) -> Layout:
-    return Layout(pa.schema([pa.field(column.name, column.arrow_type) for column in table.columns]), table.key, mode)
+    return Layout(
+        pa.schema([pa.field(column.name, column.arrow_type) for column in table.columns]), table.key, mode
+    )
 
 
 def item(key: int, note: str | None = "note", size: int | None = 1) -> Row:
@@ -126,7 +141,12 @@ def test_K04_an_unchanged_value_is_the_one_of_the_target_or_the_last_that_travel
     followed.source.update(key(3), {"note": Value("no longer null")})
     followed.source.commit()
     followed.follow()
-    assert [followed.row(at)["note"] for at in (1, 2, 3, 4)] == ["old", "R11: set, then left", "no longer null", "born"]
+    assert [followed.row(at)["note"] for at in (1, 2, 3, 4)] == [
+        "old",
+        "R11: set, then left",
+        "no longer null",
+        "born",
+    ]
     assert followed.target.lookups == 1
 
 
@@ -162,7 +182,12 @@ def test_K05_an_unchanged_value_of_a_key_change_is_taken_from_the_old_keys_row(m
     source.insert(item(1, "again"))
     source.commit()
     followed.follow()
-    assert {at: followed.row(at)["note"] for at in (1, 2, 3, 11)} == {1: "again", 2: "three", 3: "two", 11: "one"}
+    assert {at: followed.row(at)["note"] for at in (1, 2, 3, 11)} == {
+        1: "again",
+        2: "three",
+        3: "two",
+        11: "one",
+    }
     assert followed.target.lookups == 1
     source.update(key(2), {"id": Value(30)}, ["note", "size"])
     source.delete(key(30))
@@ -177,7 +202,10 @@ def test_R06_a_key_that_changes_to_an_equal_one_is_the_same_key(mode: Mode, unch
     old: Row = {"id": Value(0.0), "note": Value("kept")}
     target = PlainTarget(layout, SourceModel(FLOATS, [old]).expected(mode, 100))
     new: Row = {"id": Value(-0.0)} if unchanged else {"id": Value(-0.0), "note": Value("kept")}
-    halves = (Change(ChangeType.DELETE, 4, {"id": Value(0.0)}), Change(ChangeType.INSERT, 5, new, tuple(unchanged)))
+    halves = (
+        Change(ChangeType.DELETE, 4, {"id": Value(0.0)}),
+        Change(ChangeType.INSERT, 5, new, tuple(unchanged)),
+    )
     target.apply(fold(changes_table(FLOATS, [Transaction(110, halves)]), layout, target.lookup))
     (live,) = [row for row in target.rows if row.get(CURRENT, True)]
     assert (str(live["id"]), live["note"], live.get(DELETED, False)) == ("-0.0", "kept", False)
@@ -228,7 +256,11 @@ def test_a_delete_of_a_row_that_the_target_lacks_changes_nothing(mode: Mode) -> 
 
 @every_mode
 def test_R12_a_truncate_ends_the_rows_before_it_in_the_log(mode: Mode) -> None:
-    followed = Followed(ITEMS, mode, [item(1, "untouched"), item(2, "deleted"), item(3, "changed"), item(4, "moved"), item(9, "flagged")])
+    followed = Followed(
+        ITEMS,
+        mode,
+        [item(1, "untouched"), item(2, "deleted"), item(3, "changed"), item(4, "moved"), item(9, "flagged")],
+    )
     source = followed.source
     source.delete(key(9))
     source.commit()
@@ -277,7 +309,9 @@ def test_R12_an_append_log_shows_the_truncate() -> None:
 
 @every_mode
 def test_R01_texts_go_with_their_values_kept_or_not_and_tell_keys_apart(mode: Mode) -> None:
-    rows: list[Row] = [{"id": Value(None, text), "price": Value(None, f"{text}0")} for text in ("1e40", "2e40", "3e40")]
+    rows: list[Row] = [
+        {"id": Value(None, text), "price": Value(None, f"{text}0")} for text in ("1e40", "2e40", "3e40")
+    ]
     followed = Followed(NUMBERS, mode, rows)
     source = followed.source
     source.update(key(None, "1e40"), {}, ["price"])
@@ -312,8 +346,18 @@ def test_R05_equal_rows_without_key_go_by_number() -> None:
     layout = layout_of(HEAP, Mode.MIRROR)
     one: Row = {"a": Value(1), "b": Value(None, "NaN")}
     other: Row = {"a": Value(1), "b": NULL}
-    kinds = [(ChangeType.DELETE, one), (ChangeType.INSERT, other), (ChangeType.DELETE, one), (ChangeType.INSERT, other)]
-    kinds += [(ChangeType.INSERT, one), (ChangeType.DELETE, one), (ChangeType.INSERT, {"a": NULL, "b": NULL}), (ChangeType.DELETE, other)]
+    kinds = [
+        (ChangeType.DELETE, one),
+        (ChangeType.INSERT, other),
+        (ChangeType.DELETE, one),
+        (ChangeType.INSERT, other),
+    ]
+    kinds += [
+        (ChangeType.INSERT, one),
+        (ChangeType.DELETE, one),
+        (ChangeType.INSERT, {"a": NULL, "b": NULL}),
+        (ChangeType.DELETE, other),
+    ]
     changes = tuple(Change(kind, at, row) for at, (kind, row) in enumerate(kinds))
     target = PlainTarget(layout, [])
     outcome = fold(changes_table(HEAP, [Transaction(110, changes)]), layout, target.lookup)
@@ -347,9 +391,19 @@ def test_R16_changes_count_in_the_order_of_position_and_ordinal_not_as_they_come
         ITEMS,
         [
             Transaction(
-                120, (Change(ChangeType.UPDATE_POSTIMAGE, 1, item(1, "last")), Change(ChangeType.UPDATE_POSTIMAGE, 0, item(1, "third")))
+                120,
+                (
+                    Change(ChangeType.UPDATE_POSTIMAGE, 1, item(1, "last")),
+                    Change(ChangeType.UPDATE_POSTIMAGE, 0, item(1, "third")),
+                ),
             ),
-            Transaction(110, (Change(ChangeType.INSERT, 0, item(1, "first")), Change(ChangeType.UPDATE_POSTIMAGE, 1, item(1, "second")))),
+            Transaction(
+                110,
+                (
+                    Change(ChangeType.INSERT, 0, item(1, "first")),
+                    Change(ChangeType.UPDATE_POSTIMAGE, 1, item(1, "second")),
+                ),
+            ),
         ],
     )
     outcome = fold(changes, layout, PlainTarget(layout, []).lookup)
@@ -380,7 +434,10 @@ def test_K16_a_snapshots_rows_are_as_the_mode_has_them(mode: Mode) -> None:
 def test_a_layout_refuses_properties_that_its_mode_cannot_have() -> None:
     with pytest.raises(SinkRefusedError, match="_deleted"):
         Layout(pa.schema([("id", pa.int32()), (DELETED, pa.bool_())]), ("id",), Mode.SOFT_DELETE)
-    assert DELETED in Layout(pa.schema([("id", pa.int32()), (DELETED, pa.bool_())]), ("id",), Mode.MIRROR).schema.names
+    assert (
+        DELETED
+        in Layout(pa.schema([("id", pa.int32()), (DELETED, pa.bool_())]), ("id",), Mode.MIRROR).schema.names
+    )
     for mode in (Mode.SOFT_DELETE, Mode.HISTORY):
         with pytest.raises(SinkRefusedError, match="without a key"):
             layout_of(HEAP, mode)

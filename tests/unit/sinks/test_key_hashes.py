@@ -15,7 +15,9 @@ from tests.support.sinks.key_groups import GROUPS
 
 
 @pytest.mark.parametrize(("arrow_type", "groups"), GROUPS, ids=[str(each[0])[:30] for each in GROUPS])
-def test_K03_equal_keys_have_equal_hashes_wherever_they_stand(arrow_type: pa.DataType, groups: list[list[object]]) -> None:
+def test_K03_equal_keys_have_equal_hashes_wherever_they_stand(
+    arrow_type: pa.DataType, groups: list[list[object]]
+) -> None:
     values = [value for group in groups for value in group]
     whole = pa.table({"k": pa.array(values, arrow_type)})
     hashes = key_hashes(whole, ["k"]).tolist()
@@ -23,7 +25,9 @@ def test_K03_equal_keys_have_equal_hashes_wherever_they_stand(arrow_type: pa.Dat
     backward = pa.concat_tables([whole.slice(at, 1) for at in range(len(values) - 1, -1, -1)])
     assert hashes == alone == key_hashes(backward, ["k"]).tolist()[::-1]
     expected = [number for number, group in enumerate(groups) for _ in group]
-    assert [expected.index(number) for number in expected] == [hashes.index(each) for each in hashes], "other keys differ"
+    assert [expected.index(number) for number in expected] == [hashes.index(each) for each in hashes], (
+        "other keys differ"
+    )
 
 
 def test_a_key_is_all_its_columns_and_the_texts_of_those_beyond_their_type() -> None:
@@ -37,12 +41,21 @@ def test_a_key_is_all_its_columns_and_the_texts_of_those_beyond_their_type() -> 
     assert key_hashes(rows.slice(0, 0), ["k", "b"]).tolist() == []
 
 
-def test_hashes_of_long_and_of_many_texts_do_not_depend_on_how_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = pa.table({"k": [f"{number % 500:x}" * (number % 40) for number in range(3_000)] + ["é" * 5_000, "é" * 5_000, "e" * 5_000]})
+def test_hashes_of_long_and_of_many_texts_do_not_depend_on_how_they_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = pa.table(
+        {
+            "k": [f"{number % 500:x}" * (number % 40) for number in range(3_000)]
+            + ["é" * 5_000, "é" * 5_000, "e" * 5_000]
+        }
+    )
     lists = pa.table({"k": pa.array([[number % 7] * (number % 11) for number in range(1_000)])})
     before = [key_hashes(each, ["k"]) for each in (texts, lists)]
     monkeypatch.setattr(module, "_BLOCK", 100)
-    assert all(np.array_equal(old, key_hashes(each, ["k"])) for old, each in zip(before, (texts, lists), strict=True))
+    assert all(
+        np.array_equal(old, key_hashes(each, ["k"])) for old, each in zip(before, (texts, lists), strict=True)
+    )
     assert len({*before[0].tolist()}) == len({*texts.column("k").to_pylist()})
     assert len({*before[1].tolist()}) == len({*map(tuple, lists.column("k").to_pylist())})
 

@@ -13,7 +13,9 @@ from tests.support.sinks.key_groups import GROUPS
 
 
 @pytest.mark.parametrize(("arrow_type", "groups"), GROUPS, ids=[str(each[0])[:30] for each in GROUPS])
-def test_K03_equal_keys_have_equal_numbers_and_others_do_not(arrow_type: pa.DataType, groups: list[list[object]]) -> None:
+def test_K03_equal_keys_have_equal_numbers_and_others_do_not(
+    arrow_type: pa.DataType, groups: list[list[object]]
+) -> None:
     values = [value for group in groups for value in group]
     expected = [number for number, group in enumerate(groups) for _ in group]
     forward = pa.table({"k": pa.array(values, arrow_type)})
@@ -36,7 +38,12 @@ def test_a_key_of_several_columns_is_all_of_them() -> None:
 
 def test_values_beyond_their_type_are_known_by_their_texts() -> None:
     texts = [[("k", "NaN")], [("k", "1e40")], [("other", "NaN")], None, [("k", "NaN"), ("other", "1")]]
-    left = pa.table({"k": pa.array([None, None, None, Decimal(1), None], pa.decimal128(10, 2)), EXACT: pa.array(texts, EXACT_TYPE)})
+    left = pa.table(
+        {
+            "k": pa.array([None, None, None, Decimal(1), None], pa.decimal128(10, 2)),
+            EXACT: pa.array(texts, EXACT_TYPE),
+        }
+    )
     right = pa.table({"k": pa.array([None, Decimal(1)], pa.decimal128(10, 2))})
     codes, others = (each.tolist() for each in key_codes([left, right], ["k"]))
     assert codes[0] == codes[4]
@@ -45,11 +52,19 @@ def test_values_beyond_their_type_are_known_by_their_texts() -> None:
 
 
 def test_types_that_differ_are_read_as_the_first() -> None:
-    codes, others = key_codes([pa.table({"k": pa.array([5, 6], pa.int64())}), pa.table({"k": pa.array([6, 5], pa.int16())})], ["k"])
+    codes, others = key_codes(
+        [pa.table({"k": pa.array([5, 6], pa.int64())}), pa.table({"k": pa.array([6, 5], pa.int16())})], ["k"]
+    )
     assert codes.tolist() == others.tolist()[::-1]
 
 
 def test_nothing_has_no_numbers_and_without_columns_all_rows_are_equal() -> None:
-    assert [len(each) for each in key_codes([pa.table({"k": pa.array([], pa.string())})] * 2, ["k"])] == [0, 0]
+    assert [len(each) for each in key_codes([pa.table({"k": pa.array([], pa.string())})] * 2, ["k"])] == [
+        0,
+        0,
+    ]
     assert [each.tolist() for each in key_codes([pa.table({"k": [1, 2]})], [])] == [[0, 0]]
-    assert [each.tolist() for each in key_codes([pa.table({"k": pa.array([], pa.int64())}), pa.table({"k": [7]})], ["k"])] == [[], [0]]
+    assert [
+        each.tolist()
+        for each in key_codes([pa.table({"k": pa.array([], pa.int64())}), pa.table({"k": [7]})], ["k"])
+    ] == [[], [0]]

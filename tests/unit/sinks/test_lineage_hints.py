@@ -29,7 +29,9 @@ def signed(document: object, xid: int = 7) -> bytes:
 
 def test_message_that_the_trigger_signed_is_read() -> None:
     told = signed({"oid": 77, "columns": [[2, "b"], [1, "a"]]})
-    assert AlterationReader("penstock.ddl", KEY).read([message(told)]) == [Alteration(77, Position.of(10), {1: "a", 2: "b"})]
+    assert AlterationReader("penstock.ddl", KEY).read([message(told)]) == [
+        Alteration(77, Position.of(10), {1: "a", 2: "b"})
+    ]
 
 
 @pytest.mark.parametrize(

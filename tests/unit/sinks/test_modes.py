@@ -16,7 +16,12 @@ def test_stored_and_configured_values_are_the_names_in_lower_case() -> None:
     assert [json.loads(json.dumps(mode)) for mode in Mode] == ["mirror", "soft_delete", "history", "append"]
     assert [Mode.parse(mode.value) for mode in Mode] == list(Mode)
     assert [pickle.loads(pickle.dumps(mode)) for mode in Mode] == list(Mode)
-    assert PipelineConfig.model_json_schema()["$defs"]["Mode"]["enum"] == ["mirror", "soft_delete", "history", "append"]
+    assert PipelineConfig.model_json_schema()["$defs"]["Mode"]["enum"] == [
+        "mirror",
+        "soft_delete",
+        "history",
+        "append",
+    ]
 
 
 def test_a_target_that_stores_no_mode_is_a_mirror() -> None:
@@ -25,7 +30,12 @@ def test_a_target_that_stores_no_mode_is_a_mirror() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "flag"),
-    [(Mode.MIRROR, None), (Mode.SOFT_DELETE, Flag(DELETED, False)), (Mode.HISTORY, Flag(CURRENT, True)), (Mode.APPEND, None)],
+    [
+        (Mode.MIRROR, None),
+        (Mode.SOFT_DELETE, Flag(DELETED, False)),
+        (Mode.HISTORY, Flag(CURRENT, True)),
+        (Mode.APPEND, None),
+    ],
 )
 def test_live_rows_are_marked_by_a_column_that_the_mode_adds(mode: Mode, flag: Flag | None) -> None:
     assert mode.live_flag == flag
@@ -52,4 +62,8 @@ def test_only_inserts_into_a_mirror_and_logs_just_add_rows(counts: ChangeCounts,
 
 def test_a_mirror_without_key_needs_whole_old_rows() -> None:
     assert [mode for mode in Mode if mode.needs_key(has_old_rows=True)] == [Mode.SOFT_DELETE, Mode.HISTORY]
-    assert [mode for mode in Mode if mode.needs_key(has_old_rows=False)] == [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY]
+    assert [mode for mode in Mode if mode.needs_key(has_old_rows=False)] == [
+        Mode.MIRROR,
+        Mode.SOFT_DELETE,
+        Mode.HISTORY,
+    ]

@@ -39,14 +39,20 @@ def test_more_than_2_GiB_of_text_in_one_column_are_gathered() -> None:
 
 
 @given(st.lists(_TEXTS, min_size=1, max_size=4), st.data())
-def test_values_gathered_into_several_arrays_are_the_same(chunks: list[list[str | None]], data: st.DataObject) -> None:
+def test_values_gathered_into_several_arrays_are_the_same(
+    chunks: list[list[str | None]], data: st.DataObject
+) -> None:
     column = pa.chunked_array(chunks, pa.string())
     rows = data.draw(st.lists(st.integers(0, len(column) - 1), max_size=12)) if len(column) else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathering, "_ARRAY_BYTES", 40)
         found = gather(column, np.array(rows, np.int64))
     assert found.to_pylist() == [column[row].as_py() for row in rows]
-    assert all(len(chunk) == 1 or row_sizes(pa.table([chunk], names=["a"])).sum() <= 40 for chunk in found.chunks if len(chunk))
+    assert all(
+        len(chunk) == 1 or row_sizes(pa.table([chunk], names=["a"])).sum() <= 40
+        for chunk in found.chunks
+        if len(chunk)
+    )
 
 
 def test_a_large_value_that_is_gathered_twice_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +61,26 @@ def test_a_large_value_that_is_gathered_twice_counts_twice(monkeypatch: pytest.M
     assert [len(chunk) for chunk in found.chunks] == [2, 1]
 
 
-def test_rows_are_built_in_slices_of_bounded_size_and_a_larger_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_built_in_slices_of_bounded_size_and_a_larger_row_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gathering, "SLICE_BYTES", 100)
     table = pa.table({"a": ["x" * size for size in (30, 30, 30, 500, 1, 1, 90, 90)]})
     slices = list(NewRows.of(table).slices())
-    assert [[len(text) for text in each.column("a").to_pylist()] for each in slices] == [[30, 30], [30], [500], [1, 1], [90], [90]]
+    assert [[len(text) for text in each.column("a").to_pylist()] for each in slices] == [
+        [30, 30],
+        [30],
+        [500],
+        [1, 1],
+        [90],
+        [90],
+    ]
     assert NewRows.of(table).whole().equals(table)
 
 
-def test_rows_of_the_target_that_exceed_a_slice_are_read_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_target_that_exceed_a_slice_are_read_when_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gathering, "SLICE_BYTES", 100)
     schema = pa.schema([("id", pa.int64()), ("body", pa.string())])
     read: list[tuple[int, Sequence[str]]] = []
@@ -71,7 +88,9 @@ def test_rows_of_the_target_that_exceed_a_slice_are_read_when_they_are_needed(mo
     def group(number: int) -> RowGroup:
         def load(names: Sequence[str]) -> pa.Table:
             read.append((number, list(names)))
-            return pa.table({"id": [2 * number, 2 * number + 1], "body": [f"{number}a", f"{number}b"]}, schema=schema).select(names)
+            return pa.table(
+                {"id": [2 * number, 2 * number + 1], "body": [f"{number}a", f"{number}b"]}, schema=schema
+            ).select(names)
 
         return RowGroup(2, 100.0, load)
 

@@ -15,7 +15,12 @@ CHANGES = pa.table(
         "a": pa.array(["a1", None, None, "a4"], pa.string()),
         "b": pa.array(["b1", "b2", None, None], pa.string()),
         CHANGE_TYPE: pa.array(["insert", "update_postimage", "update_postimage", "delete"], pa.string()),
-        UNCHANGED: pa.chunked_array([pa.array([None, ["a"]], pa.list_(pa.string())), pa.array([["a", "b"], None], pa.list_(pa.string()))]),
+        UNCHANGED: pa.chunked_array(
+            [
+                pa.array([None, ["a"]], pa.list_(pa.string())),
+                pa.array([["a", "b"], None], pa.list_(pa.string())),
+            ]
+        ),
         EXACT: pa.array([[("a", "x"), ("b", "y")], None, [("b", "z")], None], EXACT_TYPE),
     }
 )
@@ -27,7 +32,12 @@ def test_S03_names_that_were_swapped_are_swapped_wherever_a_change_speaks_of_the
     assert found.column("a").to_pylist() == ["b1", "b2", None, None]
     assert found.column("key").to_pylist() == [1, 2, 3, 4]
     assert found.column(UNCHANGED).to_pylist() == [None, ["b"], ["b", "a"], None]
-    assert [dict(each or ()) for each in found.column(EXACT).to_pylist()] == [{"b": "x", "a": "y"}, {}, {"a": "z"}, {}]
+    assert [dict(each or ()) for each in found.column(EXACT).to_pylist()] == [
+        {"b": "x", "a": "y"},
+        {},
+        {"a": "z"},
+        {},
+    ]
 
 
 def test_R09_values_of_a_column_that_the_target_lacks_are_left_out() -> None:

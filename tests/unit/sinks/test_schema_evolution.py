@@ -21,7 +21,9 @@ NAME = TableName("public", "t")
 ID, A, B = Column("id", pa.int32(), 23), Column("a", pa.string(), 25), Column("b", pa.int32(), 23)
 
 
-def schema(*columns: tuple[int, Column], key: tuple[str, ...] = ("id",), width: int = 3, heap: str = "h") -> TableSchema:
+def schema(
+    *columns: tuple[int, Column], key: tuple[str, ...] = ("id",), width: int = 3, heap: str = "h"
+) -> TableSchema:
     attributes = Attributes(tuple(number for number, _ in columns), width, heap)
     return TableSchema(7, NAME, tuple(column for _, column in columns), key, attributes)
 
@@ -42,12 +44,16 @@ def follow(
 ) -> Evolution:
     target = target or target_of(FIRST)
     assert target.origin is not None
-    shape = CatalogShape(versions[-1], {name: MissingValue(text) for name, text in (missing or {}).items()}, 0, frozenset())
+    shape = CatalogShape(
+        versions[-1], {name: MissingValue(text) for name, text in (missing or {}).items()}, 0, frozenset()
+    )
     return plan_following(policy, target, target.origin, versions, shape)
 
 
 def test_S01_existing_rows_get_the_default_of_the_source() -> None:
-    added = schema((1, ID), (2, A), (3, B), (4, Column("c", pa.int32(), 23)), (5, Column("d", pa.string(), 25)), width=5)
+    added = schema(
+        (1, ID), (2, A), (3, B), (4, Column("c", pa.int32(), 23)), (5, Column("d", pa.string(), 25)), width=5
+    )
     found = follow(FIRST, added, missing={"c": "5"})
     assert [(each.name, each.fill.as_py()) for each in found.added] == [("c", 5), ("d", None)]
     assert found.views[FIRST].fills == {"c": pa.scalar(5, pa.int32())}
@@ -123,10 +129,20 @@ def test_a_name_that_spark_cannot_tell_apart_is_for_the_copy_to_refuse() -> None
 
 
 def test_S13_additive_takes_more_and_nothing_else() -> None:
-    more = schema((1, ID), (2, A), (3, replace(B, arrow_type=pa.int64(), type_oid=20)), (4, Column("c", pa.int32(), 23)), width=4)
+    more = schema(
+        (1, ID),
+        (2, A),
+        (3, replace(B, arrow_type=pa.int64(), type_oid=20)),
+        (4, Column("c", pa.int32(), 23)),
+        width=4,
+    )
     found = follow(more, policy=SchemaPolicy.ADDITIVE)
     assert (found.widened, [each.name for each in found.added]) == ({"b": pa.int64()}, ["c"])
-    for less in (schema((1, ID), (2, A)), schema((1, ID), (2, A), (3, replace(B, name="x"))), replace(FIRST, key=("a",))):
+    for less in (
+        schema((1, ID), (2, A)),
+        schema((1, ID), (2, A), (3, replace(B, name="x"))),
+        replace(FIRST, key=("a",)),
+    ):
         with pytest.raises(SchemaChangedError, match="additive"):
             follow(less, policy=SchemaPolicy.ADDITIVE)
 
@@ -141,9 +157,15 @@ def test_S13_ignore_keeps_the_columns_and_knows_which_they_are() -> None:
     assert same_views(found.origin, found.key, [changed]) == {changed: found.views[changed]}
     followed = replace(target_of(FIRST), origin=found.origin)
     with pytest.raises(ResyncRequired, match="not copied until now"):
-        follow(schema((1, ID), (3, replace(B, name="a2")), (4, Column("b", pa.string(), 25)), width=4), target=followed)
+        follow(
+            schema((1, ID), (3, replace(B, name="a2")), (4, Column("b", pa.string(), 25)), width=4),
+            target=followed,
+        )
     with pytest.raises(SchemaChangedError, match="ignore"):
-        follow(schema((1, ID), (2, A), (3, replace(B, arrow_type=pa.int64(), type_oid=20))), policy=SchemaPolicy.IGNORE)
+        follow(
+            schema((1, ID), (2, A), (3, replace(B, arrow_type=pa.int64(), type_oid=20))),
+            policy=SchemaPolicy.IGNORE,
+        )
 
 
 def test_S13_stop_stops() -> None:

@@ -56,10 +56,14 @@ def slices_of(reader: SpoolReader, start: int, end: int) -> list[FileSlice]:
 
 def expected(source: Source, start: int, end: int) -> pa.Table:
     """Only the xid is not checked."""
-    return changes_table(PLAIN, [each for each in source.log if start < each.position <= end]).drop_columns([XID])
+    return changes_table(PLAIN, [each for each in source.log if start < each.position <= end]).drop_columns(
+        [XID]
+    )
 
 
-def test_R16_slices_are_read_in_the_order_of_the_log_pieces_and_parts_of_files_too(history: History, reader: SpoolReader) -> None:
+def test_R16_slices_are_read_in_the_order_of_the_log_pieces_and_parts_of_files_too(
+    history: History, reader: SpoolReader
+) -> None:
     positions = [history.source.fence, *(each.position for each in history.source.log)]
     for start, end in [(0, 20), (0, 1), (3, 4), (2, 9), (7, 18), (19, 20)]:
         low, high = positions[start], positions[end]
@@ -68,7 +72,9 @@ def test_R16_slices_are_read_in_the_order_of_the_log_pieces_and_parts_of_files_t
         assert found.drop_columns([XID]).equals(expected(history.source, low, high)), (start, end)
 
 
-def test_changes_that_are_named_are_left_out_of_whole_files_and_of_pieces(history: History, reader: SpoolReader) -> None:
+def test_changes_that_are_named_are_left_out_of_whole_files_and_of_pieces(
+    history: History, reader: SpoolReader
+) -> None:
     slices = slices_of(reader, history.source.fence, history.source.position)
     assert {slice.file.commit_version is None for slice in slices} == {True, False}
     whole = read_slices(slices, LAYOUT).to_pylist()
@@ -101,7 +107,9 @@ def test_K15_parts_of_an_append_log_are_runs_of_it(history: History, reader: Spo
     assert pa.concat_tables(parts).equals(read_slices(slices, layout))
 
 
-def test_columns_are_found_by_name_cast_and_null_where_a_file_lacks_them(history: History, reader: SpoolReader) -> None:
+def test_columns_are_found_by_name_cast_and_null_where_a_file_lacks_them(
+    history: History, reader: SpoolReader
+) -> None:
     columns = pa.schema([("added", pa.int32()), ("note", pa.large_string()), ("id", pa.decimal128(20, 0))])
     slices = slices_of(reader, history.source.fence, history.source.position)
     found = read_slices(slices, Layout(columns, ("id",), Mode.MIRROR))
@@ -112,7 +120,9 @@ def test_columns_are_found_by_name_cast_and_null_where_a_file_lacks_them(history
     assert found.column(UNCHANGED).equals(plain.column(UNCHANGED))
 
 
-def test_values_that_the_target_cannot_hold_are_an_error_and_not_cut(history: History, reader: SpoolReader) -> None:
+def test_values_that_the_target_cannot_hold_are_an_error_and_not_cut(
+    history: History, reader: SpoolReader
+) -> None:
     slices = slices_of(reader, history.source.fence, history.source.position)
     for column_type in (pa.decimal128(3, 0), pa.date32()):
         layout = Layout(pa.schema([("id", pa.int64()), ("amount", column_type)]), ("id",), Mode.MIRROR)
@@ -120,7 +130,9 @@ def test_values_that_the_target_cannot_hold_are_an_error_and_not_cut(history: Hi
             read_slices(slices, layout)
 
 
-def test_X03_rows_written_before_their_commit_get_position_time_and_xid_from_the_manifest(tmp_path: Path) -> None:
+def test_X03_rows_written_before_their_commit_get_position_time_and_xid_from_the_manifest(
+    tmp_path: Path,
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10, (ITEMS,))))
     writer.append(piece(4_000_000_000, (ITEMS, 0)))
@@ -161,8 +173,12 @@ def test_a_part_of_an_epoch_holds_no_more_than_its_share_and_one_row_group(
     rows = read_slices([slice], LAYOUT)
     wide = take(rows, np.zeros(4_000, np.int64))
     notes = pa.array([f"{number:08d}" * 512 for number in range(4_000)])
-    wide = wide.set_column(0, "id", pa.array(range(4_000))).set_column(wide.column_names.index("note"), "note", notes)
-    pq.write_table(wide, tmp_path / "wide.parquet", row_group_size=250, compression="none", use_dictionary=False)
+    wide = wide.set_column(0, "id", pa.array(range(4_000))).set_column(
+        wide.column_names.index("note"), "note", notes
+    )
+    pq.write_table(
+        wide, tmp_path / "wide.parquet", row_group_size=250, compression="none", use_dictionary=False
+    )
     del rows, wide, notes
     held: list[int] = []
     before = pa.total_allocated_bytes()
@@ -173,7 +189,9 @@ def test_a_part_of_an_epoch_holds_no_more_than_its_share_and_one_row_group(
         return wanted(*arguments)
 
     monkeypatch.setattr(slice_reader, "_wanted", measured)
-    part = read_slices([replace(slice, path=tmp_path / "wide.parquet", after=None, upto=None)], LAYOUT, Part(1, 8))
+    part = read_slices(
+        [replace(slice, path=tmp_path / "wide.parquet", after=None, upto=None)], LAYOUT, Part(1, 8)
+    )
     assert 400 < part.num_rows < 600
     assert len(held) == 16
     assert max(held) < 6 << 20, "the file has 16 MB of notes"

@@ -15,7 +15,14 @@ QUIET = {"startOffset": {"topic": {"0": 1}}, "endOffset": {"topic": {"0": 1}}}
 
 @pytest.mark.parametrize(
     ("sources", "has_moved"),
-    [([OURS], True), ([IDLE], False), ([FIRST], True), ([QUIET, OURS], True), ([IDLE, OURS], True), ([RESTLESS, IDLE], False)],
+    [
+        ([OURS], True),
+        ([IDLE], False),
+        ([FIRST], True),
+        ([QUIET, OURS], True),
+        ([IDLE, OURS], True),
+        ([RESTLESS, IDLE], False),
+    ],
 )
 def test_batch_counts_if_any_of_our_sources_has_moved(sources: list[object], has_moved: bool) -> None:
     assert _has_moved({"sources": sources}) == has_moved

@@ -33,7 +33,12 @@ def test_offset_has_one_spelling(offset: ChangeOffset, document: dict[str, objec
 def test_position_that_a_person_gave_is_never_released(tmp_path: Path) -> None:
     """It may lie inside a commit record; confirmed to the server, that commit would be lost."""
     start = Position.of(0x1000)
-    given = {"dsn": "postgresql://cdc@db.example/shop", "spool": str(tmp_path), "consumer": "c", "startingPosition": str(start)}
+    given = {
+        "dsn": "postgresql://cdc@db.example/shop",
+        "spool": str(tmp_path),
+        "consumer": "c",
+        "startingPosition": str(start),
+    }
     reader = EnvelopeStreamReader(SourceRequest.parse(given))
     reader._acknowledge(start)
     assert released_positions(tmp_path) == {"c": Position.ZERO}

@@ -37,7 +37,11 @@ def texts(values: list[object], kind: pa.DataType, modifier: int = 0) -> list[st
         (b"\x00\xff", pa.binary(), '"\\\\x00ff"'),
         (date(2024, 2, 29), pa.date32(), '"2024-02-29"'),
         (date(1, 1, 1), pa.date32(), '"0001-01-01"'),
-        (datetime(2024, 2, 29, 12, 0, 0, 500_000, tzinfo=UTC).replace(tzinfo=None), pa.timestamp("us"), '"2024-02-29T12:00:00.500000"'),
+        (
+            datetime(2024, 2, 29, 12, 0, 0, 500_000, tzinfo=UTC).replace(tzinfo=None),
+            pa.timestamp("us"),
+            '"2024-02-29T12:00:00.500000"',
+        ),
         (datetime(2024, 2, 29, 12, tzinfo=UTC), pa.timestamp("us", "UTC"), '"2024-02-29T12:00:00.000000Z"'),
         ([0.1, None], pa.list_(pa.float32()), "[0.1,null]"),
         ([[1], []], pa.list_(pa.list_(pa.int32())), "[[1],[]]"),
@@ -61,7 +65,9 @@ def test_any_text_is_read_back_unchanged(values: list[str | None]) -> None:
 
 
 def test_rows_have_their_operation_and_nothing_else() -> None:
-    table = TableSchema(1, TableName("public", 'o"dd'), (Column("k", pa.int32(), 23), Column('v"', pa.string(), 25)), ("k",))
+    table = TableSchema(
+        1, TableName("public", 'o"dd'), (Column("k", pa.int32(), 23), Column('v"', pa.string(), 25)), ("k",)
+    )
     plain = {"_commit_version": 5, "_xid": 1}
     rows = [
         {"k": 1, 'v"': "a", "_change_type": "insert", "_ordinal": 0, **plain},
@@ -90,7 +96,9 @@ def test_table_without_columns_gives_empty_objects() -> None:
 
 
 def test_a_delete_shows_its_key_or_the_whole_old_row_and_an_old_row_is_nothing_but_before() -> None:
-    table = TableSchema(1, TableName("public", "t"), (Column("id", pa.string(), 25), Column("note", pa.string(), 25)), ("id",))
+    table = TableSchema(
+        1, TableName("public", "t"), (Column("id", pa.string(), 25), Column("note", pa.string(), 25)), ("id",)
+    )
     metadata = {"_ordinal": 0, "_xid": 1}
     rows = [
         {"id": "a", "note": None, "_change_type": "delete", "_exact": [("id", "a\ufffd")], **metadata},

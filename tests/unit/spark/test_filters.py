@@ -55,7 +55,10 @@ ODD = ('odd "name',)
         (Not(EqualTo(("id",), 7)), '"id" <> 7'),
         (GreaterThan(("n",), Decimal("1.50")), '"n" > 1.50'),
         (LessThanOrEqual(("day",), date(2024, 2, 29)), "\"day\" <= '2024-02-29'::date"),
-        (GreaterThan(("at",), datetime(2024, 1, 1, tzinfo=UTC)), "\"at\" > '2024-01-01 00:00:00+00:00'::timestamptz"),
+        (
+            GreaterThan(("at",), datetime(2024, 1, 1, tzinfo=UTC)),
+            "\"at\" > '2024-01-01 00:00:00+00:00'::timestamptz",
+        ),
         (In(("id",), (1, None, 2)), '"id" IN (1, 2)'),
         (In(("id",), (None,)), "false"),
         (IsNotNull(("f",)), '"f" IS DISTINCT FROM NULL'),
@@ -99,7 +102,8 @@ def test_filter_that_would_mean_something_else_there_stays_with_spark(filter: Fi
 def test_reader_takes_filters_without_being_refused_where_spark_offers_none() -> None:
     request = SourceRequest.parse({"dsn": "postgresql://cdc@db.example/shop", "table": "public.t"})
     reader = CurrentRowsReader(request, TABLE, change_schema(TABLE))
-    # What Spark asks before it reads: a method of another name would make it refuse to read at all, unless pushing down is switched on.
+    # What Spark asks before it reads: a method of another name would make it refuse to read at all, unless
+    # pushing down is switched on.
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
     filters = [EqualTo(("id",), 7), EqualTo(("f",), 1.0)]
     assert list(reader.pushFilters(filters)) == filters

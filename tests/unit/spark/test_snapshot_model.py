@@ -35,7 +35,12 @@ class Source:
     def heaps(self) -> dict[int, list[Step]]:
         return {
             oid: [
-                Step(Heap(TableName("public", f"t{oid}"), oid, self.filenodes[oid]), first, None if first == BLOCKS - 1 else first + 1, 1)
+                Step(
+                    Heap(TableName("public", f"t{oid}"), oid, self.filenodes[oid]),
+                    first,
+                    None if first == BLOCKS - 1 else first + 1,
+                    1,
+                )
                 for first in range(BLOCKS)
             ]
             for oid in OIDS
@@ -49,7 +54,9 @@ class Source:
     def rewrite(self, oid: int) -> None:
         """Move rows to other blocks."""
         self.filenodes[oid] += 1
-        self.places = [(heap, (block * 3 + 1) % BLOCKS) if heap == oid else (heap, block) for heap, block in self.places]
+        self.places = [
+            (heap, (block * 3 + 1) % BLOCKS) if heap == oid else (heap, block) for heap, block in self.places
+        ]
 
 
 @dataclass
@@ -83,7 +90,9 @@ class Query:
 
     def read(self) -> set[int]:
         wanted = [step for step in self.plan.steps[self.done : self.upto] if step is not None]
-        if self.held is None or any(self.source.filenodes[step.heap.oid] != step.heap.filenode for step in wanted):
+        if self.held is None or any(
+            self.source.filenodes[step.heap.oid] != step.heap.filenode for step in wanted
+        ):
             self.plan = self.plan.replan(self.done, self.source.heaps(), upto=self.upto)
             self.held, self.moved_at = list(self.source.places), set(self.source.moved)
         held = self.held

@@ -51,7 +51,10 @@ def test_after_a_loss_the_rest_is_read_and_then_the_chunks_read_before_are_read_
     made = plan(steps(A, 3), steps(B, 1))
     replanned = made.replan(2, {1: steps(A, 3), 2: steps(B, 1)})
     assert replanned.steps[:4] == made.steps
-    assert [(step.heap, step.first, step.is_second) for step in replanned.steps[4:] if step] == [(A, 0, True), (A, 1, True)]
+    assert [(step.heap, step.first, step.is_second) for step in replanned.steps[4:] if step] == [
+        (A, 0, True),
+        (A, 1, True),
+    ]
     assert (replanned.fence, replanned.horizon, replanned.replans) == (made.fence, made.horizon, 1)
 
 
@@ -59,20 +62,34 @@ def test_loss_during_the_second_look_begins_it_again() -> None:
     now = {1: steps(A, 2)}
     made = plan(steps(A, 2)).replan(1, now)
     again = made.replan(3, now)
-    assert [(step.first, step.is_second) for step in again.steps if step] == [(0, False), (1, False), (0, True), (0, True), (1, True)]
+    assert [(step.first, step.is_second) for step in again.steps if step] == [
+        (0, False),
+        (1, False),
+        (0, True),
+        (0, True),
+        (1, True),
+    ]
 
 
 def test_heap_that_was_rewritten_is_read_again_as_a_whole() -> None:
     moved = Heap(A.table, A.oid, 101)
     made = plan(steps(A, 3), steps(B, 2))
     replanned = made.replan(2, {1: steps(moved, 2), 2: steps(B, 2)})
-    assert [(step.heap, step.first) for step in replanned.steps[2:] if step] == [(B, 0), (B, 1), (moved, 0), (moved, 1)]
+    assert [(step.heap, step.first) for step in replanned.steps[2:] if step] == [
+        (B, 0),
+        (B, 1),
+        (moved, 0),
+        (moved, 1),
+    ]
 
 
 def test_heap_without_a_key_is_not_read_again() -> None:
     made = plan(steps(A, 2), steps(B, 2))
     replanned = made.replan(3, {1: steps(A, 2), 2: steps(B, 2)}, keyless={1})
-    assert [(step.heap, step.first, step.is_second) for step in replanned.steps[3:] if step] == [(B, 1, False), (B, 0, True)]
+    assert [(step.heap, step.first, step.is_second) for step in replanned.steps[3:] if step] == [
+        (B, 1, False),
+        (B, 0, True),
+    ]
 
 
 def test_heap_that_is_gone_leaves_void_steps_so_that_numbers_keep_their_meaning() -> None:
@@ -98,7 +115,11 @@ def test_returned_batch_keeps_its_chunks_and_the_rest_follows() -> None:
 def test_second_look_takes_in_the_batch_that_was_handed_out_before() -> None:
     replanned = plan(steps(A, 4)).replan(1, {1: steps(A, 4)}, upto=3)
     assert replanned.steps[:4] == steps(A, 4)
-    assert [(step.first, step.is_second) for step in replanned.steps[4:] if step] == [(0, True), (1, True), (2, True)]
+    assert [(step.first, step.is_second) for step in replanned.steps[4:] if step] == [
+        (0, True),
+        (1, True),
+        (2, True),
+    ]
 
 
 def test_heap_that_was_rewritten_once_is_not_begun_again_at_every_loss() -> None:
@@ -112,7 +133,11 @@ def test_heap_that_was_rewritten_once_is_not_begun_again_at_every_loss() -> None
     ]
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans()), max_size=6), st.integers(1, 5), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans()), max_size=6),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
 def test_after_any_loss_every_heap_is_covered_by_reads_under_the_last_snapshot(
     losses: list[tuple[int, bool, bool]], a_blocks: int, b_blocks: int
 ) -> None:
@@ -159,6 +184,9 @@ def test_plan_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_damaged_plan_is_refused(tmp_path: Path) -> None:
     store_plan(tmp_path, "c", plan(steps(A, 1)))
     (path,) = (tmp_path / "snapshots").iterdir()
-    path.write_text('{"format": 1, "heaps": [], "steps": [[0, 0, null, 1, 0]], "fence": "0/1", "horizon": 1, "renewals": 0}')
+    path.write_text(
+        '{"format": 1, "heaps": [], "steps": [[0, 0, null, 1, 0]], "fence": "0/1", "horizon": 1, '
+        '"renewals": 0}'
+    )
     with pytest.raises(SpoolCorruptError):
         load_plan(tmp_path, "c")

@@ -20,17 +20,32 @@ DSN = {"dsn": "postgresql://cdc@db.example/shop"}
 
 def test_every_option_of_a_capture_is_one_of_the_source_except_internal_ones() -> None:
     # Executors read the options too, and a file of the driver's machine does not exist there.
-    assert CAPTURE_OPTIONS.keys - SOURCE_OPTIONS.keys == {"form", "messageprefixes", "polling", "bytriggers", "passwordfile"}
+    assert CAPTURE_OPTIONS.keys - SOURCE_OPTIONS.keys == {
+        "form",
+        "messageprefixes",
+        "polling",
+        "bytriggers",
+        "passwordfile",
+    }
 
 
 @pytest.mark.parametrize("table", [SOURCE_OPTIONS, CONNECTOR_OPTIONS, CAPTURE_OPTIONS])
 def test_names_are_unique_in_any_case_and_every_option_is_described(table: OptionTable) -> None:
     assert len(table.keys) == len(table.options)
-    assert all(option.name and option.kind.name and (option.description or option.is_internal) for option in table.options)
+    assert all(
+        option.name and option.kind.name and (option.description or option.is_internal)
+        for option in table.options
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("maxRowPerBatch", "maxRowsPerBatch"), ("startPosition", "startingPosition"), ("tabel", "table"), ("Slots", "slot")]
+    ("name", "near"),
+    [
+        ("maxRowPerBatch", "maxRowsPerBatch"),
+        ("startPosition", "startingPosition"),
+        ("tabel", "table"),
+        ("Slots", "slot"),
+    ],
 )
 def test_unknown_option_is_refused_and_the_near_ones_are_named(name: str, near: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -64,9 +79,17 @@ def test_defaults_are_enough_for_a_dsn_and_a_table(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     request = SourceRequest.parse({**DSN, "table": "public.orders"})
     settings = request.capture([TableName("public", "orders")])
-    assert (settings.slot, settings.publication) == ("penstock_shop_public_orders", "penstock_shop_public_orders")
+    assert (settings.slot, settings.publication) == (
+        "penstock_shop_public_orders",
+        "penstock_shop_public_orders",
+    )
     assert settings.spool == Path("/state/penstock/spool/db.example_5432/penstock_shop_public_orders")
-    assert (request.consumer, request.start, request.end, request.columns) == ("spark-public.orders", "snapshot", None, ())
+    assert (request.consumer, request.start, request.end, request.columns) == (
+        "spark-public.orders",
+        "snapshot",
+        None,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,13 +112,23 @@ def test_two_servers_never_share_a_spool_by_default(dsns: tuple[str, str]) -> No
         assert server.parent.name == "spool"
         assert len(server.name) <= 63
         assert not server.name.startswith(".")
-    assert SourceRequest.parse({"dsn": dsns[0].replace("cdc", "other"), "table": "public.orders"}).capture().spool == one.spool
+    assert (
+        SourceRequest.parse({"dsn": dsns[0].replace("cdc", "other"), "table": "public.orders"})
+        .capture()
+        .spool
+        == one.spool
+    )
 
 
 @pytest.mark.parametrize("table", ["public.Orders", 'public."a b"', "public." + "x" * 80])
 def test_default_slot_is_a_name_that_the_server_takes_and_another_for_each_table(table: str) -> None:
     slot = SourceRequest.parse({**DSN, "table": table}).capture().slot
-    assert slot != SourceRequest.parse({**DSN, "table": table + "2" if '"' not in table else "public.a_b"}).capture().slot
+    assert (
+        slot
+        != SourceRequest.parse({**DSN, "table": table + "2" if '"' not in table else "public.a_b"})
+        .capture()
+        .slot
+    )
     assert len(slot) <= 63
     assert slot.replace("_", "").isalnum()
     assert slot == slot.lower()
@@ -118,7 +151,8 @@ def test_a_single_name_is_no_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "start"), [("SNAPSHOT", "snapshot"), ("now", "now"), ("Slot", "slot"), ("0/16B3748", Position.of(0x16B3748))]
+    ("text", "start"),
+    [("SNAPSHOT", "snapshot"), ("now", "now"), ("Slot", "slot"), ("0/16B3748", Position.of(0x16B3748))],
 )
 def test_starting_position_is_a_word_or_a_position(text: str, start: object) -> None:
     assert SourceRequest.parse({**DSN, "startingPosition": text}).start == start

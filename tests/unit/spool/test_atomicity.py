@@ -110,7 +110,9 @@ def _end(root: Path) -> int:
     return 0 if end is None else end.value
 
 
-def test_a_crash_at_any_step_of_writing_leaves_whole_segments_and_the_rest_is_captured_again(tmp_path: Path) -> None:
+def test_a_crash_at_any_step_of_writing_leaves_whole_segments_and_the_rest_is_captured_again(
+    tmp_path: Path,
+) -> None:
     steps = _steps_of(lambda: _write(tmp_path / "whole", 0))
     assert steps > 40
     seen_ends = set()
@@ -142,7 +144,9 @@ def test_a_crash_at_any_step_of_cleaning_up_after_a_crash_harms_nothing(tmp_path
         assert all_changes(root) == Counter(Commit(10).seen())
 
 
-def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_next_writer_finishes(tmp_path: Path) -> None:
+def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_next_writer_finishes(
+    tmp_path: Path,
+) -> None:
     def prepare(root: Path) -> None:
         capture(root, 0, [[Commit(10, (ORDERS, ITEMS))], [Commit(20)], [Commit(30)]])
         release(root, "one", at(20))
@@ -166,12 +170,16 @@ def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_n
         assert [path.name for path in (root / "segments").iterdir()] == [f"{30:016X}"], after
 
 
-def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_never_sees_a_segment_before_its_files_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, str]] = []
     for name in ("sync_file", "sync_directory", "write", "append", "rename"):
         real = getattr(storage, name)
 
-        def step(path: Path, *rest: Any, name: str = name, real: Callable[..., Any] = real, **options: Any) -> Any:
+        def step(
+            path: Path, *rest: Any, name: str = name, real: Callable[..., Any] = real, **options: Any
+        ) -> Any:
             calls.append((name, path.suffix or path.name))
             return real(path, *rest, **options)
 
@@ -180,7 +188,12 @@ def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Pa
     calls.clear()
     writer.append(transactions(Commit(10, (ORDERS, ORDERS))))
     writer.seal()
-    assert calls == [("write", ".tmp"), ("rename", ".tmp"), ("sync_directory", tmp_path.name), *_sealing(10, files=1)]
+    assert calls == [
+        ("write", ".tmp"),
+        ("rename", ".tmp"),
+        ("sync_directory", tmp_path.name),
+        *_sealing(10, files=1),
+    ]
     calls.clear()
     writer.append(transactions(Commit(20, (ORDERS, ITEMS))))
     writer.seal()

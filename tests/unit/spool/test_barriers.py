@@ -40,7 +40,9 @@ def test_a_batch_cut_at_a_barrier_and_the_one_after_it_hold_every_transaction_on
 def test_an_announced_barrier_lets_batches_end_with_segments_that_lie_before_it(tmp_path: Path) -> None:
     capture(tmp_path, 0, _LOG)
     spool = SpoolReader(tmp_path)
-    assert _cut(spool, Barrier("b", at(35)), 0, 60) == 20, "not at 35 itself, which may be inside a commit record"
+    assert _cut(spool, Barrier("b", at(35)), 0, 60) == 20, (
+        "not at 35 itself, which may be inside a commit record"
+    )
     assert _cut(spool, Barrier("b", at(35)), 20, 60) == 20, "waits"
     assert _cut(spool, Barrier("b", at(60)), 20, 60) == 60
 
@@ -49,7 +51,10 @@ def test_the_first_of_several_barriers_counts(tmp_path: Path) -> None:
     capture(tmp_path / "spool", 0, _LOG)
     spool = SpoolReader(tmp_path / "spool")
     watch = BarrierWatch(tmp_path / "barriers")
-    with BarrierRequest(tmp_path / "barriers", at(0)) as one, BarrierRequest(tmp_path / "barriers", at(0)) as other:
+    with (
+        BarrierRequest(tmp_path / "barriers", at(0)) as one,
+        BarrierRequest(tmp_path / "barriers", at(0)) as other,
+    ):
         one.place(at(45))
         other.place(at(25))
         assert watch.cut(spool, at(0), at(60)) == at(25)

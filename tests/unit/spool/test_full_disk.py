@@ -30,8 +30,13 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
 
-WHOLE: list[LogStep] = [Transactions((batch(ORDERS, [(20, at) for at in range(ROWS)]),), at(20), time_of(20), 1)]
-PIECES: list[LogStep] = [TransactionPiece(7, (batch(ORDERS, [(None, at) for at in range(ROWS)]),)), committed(7, 20)]
+WHOLE: list[LogStep] = [
+    Transactions((batch(ORDERS, [(20, at) for at in range(ROWS)]),), at(20), time_of(20), 1)
+]
+PIECES: list[LogStep] = [
+    TransactionPiece(7, (batch(ORDERS, [(None, at) for at in range(ROWS)]),)),
+    committed(7, 20),
+]
 
 
 def write(writer: SpoolWriter, steps: list[LogStep]) -> None:
@@ -41,7 +46,9 @@ def write(writer: SpoolWriter, steps: list[LogStep]) -> None:
 
 
 @pytest.mark.parametrize("steps", [WHOLE, PIECES], ids=["whole", "pieces"])
-def test_a_full_disk_is_named_with_its_remedy_and_nothing_is_lost(tmp_path: Path, steps: list[LogStep]) -> None:
+def test_a_full_disk_is_named_with_its_remedy_and_nothing_is_lost(
+    tmp_path: Path, steps: list[LogStep]
+) -> None:
     capture(tmp_path, 0, [[Commit(10)]])
     writer = SpoolWriter(tmp_path, at(10), piece_buffer_bytes=0)
     with no_room(), pytest.raises(SpoolFullError) as caught:

@@ -13,7 +13,19 @@ from penstock.schema import Column, TableName, TableSchema
 from penstock.spool import SchemaHistory, SchemaVersion, SpoolWriter, release
 from penstock.spool.history import HistoryRecorder
 from penstock.spool.manifest import SpoolLayout
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, delete_released, piece, time_of, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    at,
+    batch,
+    capture,
+    committed,
+    delete_released,
+    piece,
+    time_of,
+    transactions,
+)
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("extra", pa.string(), 25)))
 WIDEST = replace(WIDER, columns=(*WIDER.columns, Column("more", pa.int32(), 23)))
@@ -42,7 +54,10 @@ def test_S06_the_history_tells_the_shape_at_every_position(tmp_path: Path) -> No
 
 def test_S05_schemas_within_one_transaction_are_in_order(tmp_path: Path) -> None:
     altered = Transactions(
-        tuple(batch(table, [(20, ordinal)]) for ordinal, table in enumerate((ORDERS, WIDER, ORDERS, WIDEST))), at(20), time_of(20), 1
+        tuple(batch(table, [(20, ordinal)]) for ordinal, table in enumerate((ORDERS, WIDER, ORDERS, WIDEST))),
+        at(20),
+        time_of(20),
+        1,
     )
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10)))
@@ -89,10 +104,14 @@ def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path
     release(tmp_path, "slow", at(1000))
     capture(tmp_path, 40, [[Commit(50, (WIDER,))]])
     capture(tmp_path, 50, [])
-    assert (versions(tmp_path), versions(tmp_path, ITEMS.oid)) == ([(50, WIDER)], [(30, ITEMS)]), "the current shape of a quiet table stays"
+    assert (versions(tmp_path), versions(tmp_path, ITEMS.oid)) == ([(50, WIDER)], [(30, ITEMS)]), (
+        "the current shape of a quiet table stays"
+    )
 
 
-def test_S07_a_dropped_and_recreated_table_leaves_the_history_once_all_consumers_are_past_it(tmp_path: Path) -> None:
+def test_S07_a_dropped_and_recreated_table_leaves_the_history_once_all_consumers_are_past_it(
+    tmp_path: Path,
+) -> None:
     release(tmp_path, "one", at(10))
     capture(tmp_path, 0, [[Commit(20)], [Commit(30, (RECREATED,))]])
     assert versions(tmp_path) == [(20, ORDERS)]
@@ -103,11 +122,19 @@ def test_S07_a_dropped_and_recreated_table_leaves_the_history_once_all_consumers
 
 
 @pytest.mark.parametrize("first", [100, 250])
-def test_S07_a_table_that_took_the_name_of_another_stays_in_the_history_whichever_was_captured_first(first: int) -> None:
+def test_S07_a_table_that_took_the_name_of_another_stays_in_the_history_whichever_was_captured_first(
+    first: int,
+) -> None:
     staging = replace(RECREATED, name=TableName("public", "staging"))
-    changes = [SchemaVersion(at(first), staging), SchemaVersion(at(200), ORDERS), SchemaVersion(at(300), RECREATED)]
+    changes = [
+        SchemaVersion(at(first), staging),
+        SchemaVersion(at(200), ORDERS),
+        SchemaVersion(at(300), RECREATED),
+    ]
     history = SchemaHistory().recorded(sorted(changes, key=lambda change: change.position))
-    assert set(history.pruned(at(260)).tables) == {ORDERS.oid, RECREATED.oid}, "changes of both may still arrive"
+    assert set(history.pruned(at(260)).tables) == {ORDERS.oid, RECREATED.oid}, (
+        "changes of both may still arrive"
+    )
     assert set(history.pruned(at(300)).tables) == {RECREATED.oid}
 
 
@@ -118,12 +145,16 @@ def test_tables_with_one_name_in_one_transaction_all_stay() -> None:
 
 def test_keys_are_those_at_a_position_and_not_of_a_segment_that_was_never_sealed() -> None:
     keyless = replace(ORDERS, key=())
-    history = SchemaHistory().recorded([SchemaVersion(at(20), ORDERS), SchemaVersion(at(30), keyless), SchemaVersion(at(30), ITEMS)])
+    history = SchemaHistory().recorded(
+        [SchemaVersion(at(20), ORDERS), SchemaVersion(at(30), keyless), SchemaVersion(at(30), ITEMS)]
+    )
     assert history.keys(at(29)) == {ORDERS.oid: ORDERS.key}
     assert history.keys(at(30)) == {ORDERS.oid: (), ITEMS.oid: ITEMS.key}
 
 
-def test_a_shape_is_in_the_history_before_its_segment_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_is_in_the_history_before_its_segment_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10)))
     real = storage.rename
@@ -157,7 +188,9 @@ def test_a_line_that_a_crash_cut_short_does_not_count_and_does_not_stay(tmp_path
     assert versions(tmp_path) == [(10, ORDERS), (20, WIDER)]
 
 
-def test_a_new_shape_costs_a_line_and_not_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_shape_costs_a_line_and_not_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10, (ORDERS, ITEMS))))
     writer.seal()

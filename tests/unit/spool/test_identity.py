@@ -19,8 +19,12 @@ def test_a_new_spool_becomes_the_captures_own(tmp_path: Path) -> None:
     assert load_identity(tmp_path / "spool") == OURS
 
 
-@pytest.mark.parametrize("other", [replace(OURS, slot="x"), replace(OURS, publication="x"), replace(OURS, system_identifier="1")])
-def test_the_spool_of_another_capture_is_refused_with_the_difference(tmp_path: Path, other: CaptureIdentity) -> None:
+@pytest.mark.parametrize(
+    "other", [replace(OURS, slot="x"), replace(OURS, publication="x"), replace(OURS, system_identifier="1")]
+)
+def test_the_spool_of_another_capture_is_refused_with_the_difference(
+    tmp_path: Path, other: CaptureIdentity
+) -> None:
     ensure_identity(tmp_path, OURS)
     with pytest.raises(SpoolFormatError, match=r"another source: \w+ is \w+, not \w+\n") as caught:
         ensure_identity(tmp_path, other)

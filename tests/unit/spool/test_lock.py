@@ -21,7 +21,9 @@ with SpoolLock(Path(sys.argv[1])):
 
 
 def test_two_processes_cannot_write_one_spool_and_the_holder_is_named(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(SpoolLockedError, match=f"process {other.pid} "):
@@ -50,7 +52,9 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
 
 def test_another_process_sees_whether_the_lock_is_held_also_after_a_crash(tmp_path: Path) -> None:
     assert not is_spool_locked(tmp_path / "none")
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         assert is_spool_locked(tmp_path)

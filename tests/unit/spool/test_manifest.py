@@ -27,7 +27,9 @@ def _manifest() -> Manifest:
         time_of(9),
         (
             SegmentFile(ORDERS, "a.parquet", 6, 1234, COUNTS, at(6), at(9)),
-            SegmentFile(ODD, "b.parquet", 0, 1, ChangeCounts(), at(9), at(9), at(9), time_of(9), 4_000_000_000),
+            SegmentFile(
+                ODD, "b.parquet", 0, 1, ChangeCounts(), at(9), at(9), at(9), time_of(9), 4_000_000_000
+            ),
         ),
         (LogicalMessage("é", b"\0\xff", Lsn(7), 12, 3, at(9)), LogicalMessage("", b"", Lsn(8))),
     )
@@ -81,10 +83,14 @@ def test_a_manifest_of_format_1_is_still_read() -> None:
         del file["xid"]
     whole = _manifest()
     files = tuple(replace(file, xid=None) for file in whole.files)
-    assert parse_manifest(json.dumps(document).encode(), where="here") == replace(whole, files=files, messages=())
+    assert parse_manifest(json.dumps(document).encode(), where="here") == replace(
+        whole, files=files, messages=()
+    )
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}', b'{"format":1,"start":"x"}', b'{"format":null}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"format":1}', b'{"format":1,"start":"x"}', b'{"format":null}']
+)
 def test_invalid_manifest_is_called_corrupt(data: bytes) -> None:
     with pytest.raises(SpoolCorruptError, match="segment X"):
         parse_manifest(data, where="segment X")
@@ -105,7 +111,10 @@ def test_invalid_manifest_is_called_corrupt(data: bytes) -> None:
         (pa.struct([pa.field("a", pa.int32()), pa.field("b, c", pa.string())]), None),
         (pa.map_(pa.string(), pa.string()), "map<string, string>"),
         (pa.list_(pa.map_(pa.string(), pa.decimal128(5, 2))), "list<item: map<string, decimal128(5, 2)>>"),
-        (pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(5, 2)))]), "struct<a: int32, b: list<item: decimal128(5, 2)>>"),
+        (
+            pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(5, 2)))]),
+            "struct<a: int32, b: list<item: decimal128(5, 2)>>",
+        ),
         (GEOMETRY_TYPE, "struct<srid: int32, wkb: binary>"),
         (pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)), None),
         (pa.binary(16), None),
@@ -117,9 +126,18 @@ def test_every_type_is_read_back_from_its_text(arrow_type: Any, text: str | None
 
 
 def test_the_metadata_of_a_schema_is_read_back_too() -> None:
-    assert parse_type(type_text(pa.list_(GEOMETRY_TYPE))).value_type.field("wkb").metadata == GEOMETRY_TYPE.field("wkb").metadata
+    assert (
+        parse_type(type_text(pa.list_(GEOMETRY_TYPE))).value_type.field("wkb").metadata
+        == GEOMETRY_TYPE.field("wkb").metadata
+    )
 
 
 def test_manifests_that_say_the_same_of_a_table_share_its_schema() -> None:
-    one, two = (parse_manifest(dump_manifest(replace(_manifest(), transactions=count)), where="here") for count in (1, 2))
-    assert [file.schema is other.schema for file, other in zip(one.files, two.files, strict=True)] == [True, True]
+    one, two = (
+        parse_manifest(dump_manifest(replace(_manifest(), transactions=count)), where="here")
+        for count in (1, 2)
+    )
+    assert [file.schema is other.schema for file, other in zip(one.files, two.files, strict=True)] == [
+        True,
+        True,
+    ]

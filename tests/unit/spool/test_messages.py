@@ -32,7 +32,9 @@ def read(root: Path, start: int, end: int) -> tuple[LogicalMessage, ...]:
 def test_X07_messages_are_in_the_manifest_in_log_order(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(loose(12))
-    writer.append(replace(transactions(Commit(10), Commit(20)), messages=(of_transaction(10, 2), of_transaction(20, 1))))
+    writer.append(
+        replace(transactions(Commit(10), Commit(20)), messages=(of_transaction(10, 2), of_transaction(20, 1)))
+    )
     sealed = writer.seal()
     assert sealed is not None
     assert sealed.messages == (of_transaction(10, 2), loose(12), of_transaction(20, 1))
@@ -50,7 +52,9 @@ def test_X07_a_transaction_of_messages_alone_is_sealed_like_rows(tmp_path: Path)
     assert (sealed.messages, sealed.files) == ((of_transaction(10, 2),), ())
 
 
-def test_X07_a_message_at_the_end_of_a_segment_belongs_to_the_next_which_the_server_would_send_again(tmp_path: Path) -> None:
+def test_X07_a_message_at_the_end_of_a_segment_belongs_to_the_next_which_the_server_would_send_again(
+    tmp_path: Path,
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(loose(10))
     writer.append(Idle(at(10)))
@@ -106,7 +110,9 @@ def test_X07_messages_beyond_the_memory_limit_are_dropped_and_an_empty_one_marks
     assert [record.message for record in caplog.records] == ["logical messages dropped"]
 
 
-def test_X07_messages_outside_of_transactions_beyond_the_memory_limit_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_X07_messages_outside_of_transactions_beyond_the_memory_limit_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buffer, "MAX_PENDING_MESSAGE_BYTES", 2_000)
     writer = SpoolWriter(tmp_path, at(0))
     for place in range(3, 9):

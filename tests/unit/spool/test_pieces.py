@@ -12,7 +12,18 @@ from penstock.change import ChangeBatch, ChangeCounts, Idle, PiecesAborted, Tran
 from penstock.errors import SpoolError
 from penstock.schema import Column
 from penstock.spool import SchemaHistory, SpoolReader, SpoolWriter
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    at,
+    batch,
+    changes,
+    committed,
+    piece,
+    time_of,
+    transactions,
+)
 
 
 def open_transactions(root: Path) -> list[str]:
@@ -29,7 +40,9 @@ def test_streamed_pieces_become_a_separate_segment_after_earlier_changes(tmp_pat
     before, pieces = writer.append(committed(7, 20))
     assert open_transactions(tmp_path) == []
     assert (before.start, before.end, pieces.start, pieces.end) == (at(0), at(10), at(10), at(20))
-    assert [(each.commit_version, each.commit_timestamp) for each in pieces.files] == [(at(20), time_of(20))] * 2
+    assert [(each.commit_version, each.commit_timestamp) for each in pieces.files] == [
+        (at(20), time_of(20))
+    ] * 2
     assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {
         "orders": [("orders", 10, 0), ("orders", 20, 0), ("orders", 20, 1)],
         "items": [("items", 20, 2)],
@@ -108,7 +121,9 @@ def test_X03_a_rolled_back_transaction_leaves_nothing(tmp_path: Path, buffer_byt
 
 
 @pytest.mark.parametrize("buffer_bytes", [0, 1 << 20])
-def test_X03_rows_of_a_rolled_back_subtransaction_are_not_in_the_segment(tmp_path: Path, buffer_bytes: int) -> None:
+def test_X03_rows_of_a_rolled_back_subtransaction_are_not_in_the_segment(
+    tmp_path: Path, buffer_bytes: int
+) -> None:
     writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=buffer_bytes)
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(piece(7, (ORDERS, 1), (ITEMS, 2), subxid=9))
@@ -117,7 +132,9 @@ def test_X03_rows_of_a_rolled_back_subtransaction_are_not_in_the_segment(tmp_pat
     writer.append(piece(7, (ORDERS, 4), (ITEMS, 5), subxid=10))
     writer.append(PiecesAborted(7, 10))
     (sealed,) = writer.append(committed(7, 20))
-    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 3)]}
+    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {
+        "orders": [("orders", 20, 0), ("orders", 20, 3)]
+    }
     assert [(file.rows, file.counts, file.xid) for file in sealed.files] == [(2, ChangeCounts(inserts=2), 7)]
     assert open_transactions(tmp_path) == []
 
@@ -138,11 +155,27 @@ def test_X03_the_rest_of_a_file_is_counted_again(tmp_path: Path) -> None:
     unchanged = [None, ["tags"], None, None, None, None, ["tags"]]
     rows = batch(ORDERS, [(None, ordinal) for ordinal in range(len(kinds))]).rows
     exact = [[("id", "1")], None, [("id", "2")], None, None, [("total", "NaN")], None]
-    for name, values in (("_change_type", kinds), ("_xid", owners), ("_unchanged", unchanged), ("_exact", exact)):
-        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), pa.array(values, rows.schema.field(name).type))
+    for name, values in (
+        ("_change_type", kinds),
+        ("_xid", owners),
+        ("_unchanged", unchanged),
+        ("_exact", exact),
+    ):
+        rows = rows.set_column(
+            rows.schema.get_field_index(name),
+            rows.schema.field(name),
+            pa.array(values, rows.schema.field(name).type),
+        )
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(
-        TransactionPiece(7, (ChangeBatch(ORDERS, rows, ChangeCounts(2, 2, 2, 1, moves=1, unchanged=2, inexact=3, unreadable=1)),))
+        TransactionPiece(
+            7,
+            (
+                ChangeBatch(
+                    ORDERS, rows, ChangeCounts(2, 2, 2, 1, moves=1, unchanged=2, inexact=3, unreadable=1)
+                ),
+            ),
+        )
     )
     writer.append(PiecesAborted(7, 9))
     (sealed,) = writer.append(committed(7, 20))
@@ -180,7 +213,9 @@ def test_X02_single_rows_of_many_transactions_do_not_pile_up_in_memory(tmp_path:
     writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=1 << 20)
     for ordinal in range(2_000):
         writer.append(piece(7 + ordinal % 3, (ORDERS, ordinal)))
-    assert len(list(tmp_path.glob("open/*/*.parquet"))) == 3, "a batch of one row takes kilobytes, and they count"
+    assert len(list(tmp_path.glob("open/*/*.parquet"))) == 3, (
+        "a batch of one row takes kilobytes, and they count"
+    )
 
 
 def test_X01_a_transaction_of_which_nothing_is_left_is_ground_without_rows(tmp_path: Path) -> None:
@@ -197,7 +232,9 @@ def test_X01_a_transaction_of_which_nothing_is_left_is_ground_without_rows(tmp_p
     assert open_transactions(tmp_path) == []
 
 
-def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_after_it(tmp_path: Path) -> None:
+def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_after_it(
+    tmp_path: Path,
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(Idle(at(30)))
@@ -205,7 +242,10 @@ def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_
     assert open_transactions(tmp_path) == ["7"]
     writer.append(piece(7, (ORDERS, 1)))
     writer.append(committed(7, 40))
-    assert [(each.start, each.end, each.rows) for each in SpoolReader(tmp_path).segments()] == [(at(0), at(30), 0), (at(30), at(40), 2)]
+    assert [(each.start, each.end, each.rows) for each in SpoolReader(tmp_path).segments()] == [
+        (at(0), at(30), 0),
+        (at(30), at(40), 2),
+    ]
 
 
 def test_an_xid_seen_again_after_a_restart_starts_over(tmp_path: Path) -> None:
@@ -213,10 +253,14 @@ def test_an_xid_seen_again_after_a_restart_starts_over(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0), (ORDERS, 1)))
     writer.append(committed(7, 20))
-    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 1)]}
+    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {
+        "orders": [("orders", 20, 0), ("orders", 20, 1)]
+    }
 
 
-def test_R02_X03_a_key_described_at_the_commit_is_that_of_all_rows_which_have_its_columns(tmp_path: Path) -> None:
+def test_R02_X03_a_key_described_at_the_commit_is_that_of_all_rows_which_have_its_columns(
+    tmp_path: Path,
+) -> None:
     bare = replace(ORDERS, key=())
     without = replace(bare, columns=bare.columns[1:])
     writer = SpoolWriter(tmp_path, at(0))

@@ -13,7 +13,18 @@ from penstock.change import ChangeCounts, Idle, Transactions
 from penstock.errors import SpoolFormatError, SpoolGapError
 from penstock.schema import Column
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, changes, old_batch, time_of, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    at,
+    batch,
+    capture,
+    changes,
+    old_batch,
+    time_of,
+    transactions,
+)
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS)), Commit(30)], [Commit(40)]]
 
@@ -101,9 +112,22 @@ def test_the_limit_never_plans_over_a_hole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("start", "max_rows", "expected"),
-    [(0, 1, 10), (0, 3, 10), (0, 4, 30), (0, None, 50), (10, 1, 30), (10, 4, 50), (15, 1, 30), (40, 0, 50), (50, 9, 50), (99, 9, 99)],
+    [
+        (0, 1, 10),
+        (0, 3, 10),
+        (0, 4, 30),
+        (0, None, 50),
+        (10, 1, 30),
+        (10, 4, 50),
+        (15, 1, 30),
+        (40, 0, 50),
+        (50, 9, 50),
+        (99, 9, 99),
+    ],
 )
-def test_the_limit_takes_whole_segments_and_at_least_one(tmp_path: Path, start: int, max_rows: int | None, expected: int) -> None:
+def test_the_limit_takes_whole_segments_and_at_least_one(
+    tmp_path: Path, start: int, max_rows: int | None, expected: int
+) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     for commits in THREE:
         writer.append(transactions(*commits))
@@ -178,7 +202,8 @@ def test_a_spool_captured_again_under_a_reader_is_seen_as_it_is_now(tmp_path: Pa
     reader.segments()
     manifest = tmp_path / "segments" / f"{30:016X}" / "manifest.json"
     kept = manifest.parent.stat().st_ino
-    # The worst case, which a file system that reuses inodes brings about: the same directory, another segment.
+    # The worst case, which a file system that reuses inodes brings about: the same directory, another
+    # segment.
     for path in manifest.parent.iterdir():
         path.unlink()
     shutil.rmtree(tmp_path / "segments" / f"{10:016X}")
@@ -186,7 +211,9 @@ def test_a_spool_captured_again_under_a_reader_is_seen_as_it_is_now(tmp_path: Pa
     for path in (tmp_path / "again" / "segments" / f"{30:016X}").iterdir():
         path.rename(manifest.parent / path.name)
     assert manifest.parent.stat().st_ino == kept
-    assert changes(reader.read(at(0), at(30))) == {"orders": [("orders", position, 0) for position in (10, 20, 30)]}
+    assert changes(reader.read(at(0), at(30))) == {
+        "orders": [("orders", position, 0) for position in (10, 20, 30)]
+    }
 
 
 def test_a_segment_captured_again_from_further_back_replaces_the_shorter_one(tmp_path: Path) -> None:
@@ -208,7 +235,9 @@ def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
         SpoolReader(tmp_path).segments()
 
 
-def test_paths_are_absolute_also_for_a_relative_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_absolute_also_for_a_relative_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     capture(Path("spool"), 0, [[Commit(10)]])
     (part,) = SpoolReader(Path("spool")).read(at(0), at(10)).tables[ORDERS.name].slices

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from penstock.change import LogStep
 from penstock.errors import SpoolGapError
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, Seen, at, changes, committed, piece, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    Seen,
+    at,
+    changes,
+    committed,
+    piece,
+    transactions,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,10 @@ def _steps(commit: Commit, *, is_long: bool) -> list[LogStep]:
     if not is_long:
         return [transactions(commit)]
     xid = 700 + commit.position
-    pieces: list[LogStep] = [piece(xid), *(piece(xid, (table, ordinal)) for ordinal, table in enumerate(commit.tables))]
+    pieces: list[LogStep] = [
+        piece(xid),
+        *(piece(xid, (table, ordinal)) for ordinal, table in enumerate(commit.tables)),
+    ]
     return [*pieces, committed(xid, commit.position)]
 
 
@@ -96,7 +109,9 @@ def test_consecutive_ranges_give_each_change_once_and_in_order(story: Story) -> 
                 continue
             for table, rows in changes(reader.read(at(start), at(end))).items():
                 seen[table] += rows
-            for row in (row for commit in story.log if start < commit.position <= end for row in commit.seen()):
+            for row in (
+                row for commit in story.log if start < commit.position <= end for row in commit.seen()
+            ):
                 expected[row[0]].append(row)
         assert seen == expected
 

@@ -6,9 +6,27 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpoolCorruptError
-from penstock.spool import SpoolReader, SpoolWriter, release, released_by_all, released_positions, remove_consumer, spool_bytes
+from penstock.spool import (
+    SpoolReader,
+    SpoolWriter,
+    release,
+    released_by_all,
+    released_positions,
+    remove_consumer,
+    spool_bytes,
+)
 from penstock.spool.retention import inspect_consumers, set_released
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, delete_released, piece, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    at,
+    capture,
+    changes,
+    delete_released,
+    piece,
+    transactions,
+)
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
 
@@ -86,7 +104,9 @@ def test_a_segment_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / "segments" / f"{end:016X}").mkdir()
         (tmp_path / "segments" / f"{end:016X}" / "a.parquet").write_bytes(b"PAR1")
     delete_released(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == [f"{end:016X}" for end in (15, 30, 40)]
+    assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == [
+        f"{end:016X}" for end in (15, 30, 40)
+    ]
 
 
 def test_the_size_is_that_of_sealed_and_open_files(tmp_path: Path) -> None:

@@ -18,7 +18,17 @@ from penstock.spark.envelope import read_changes
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.reader import SpoolRange
 from penstock.spool.rows import read_rows
-from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, committed, piece, time_of, transactions
+from tests.support.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    at,
+    batch,
+    committed,
+    piece,
+    time_of,
+    transactions,
+)
 
 LOG = (Commit(10, (ORDERS, ITEMS, ORDERS)), Commit(20, (ITEMS, ORDERS)), Commit(30, (ORDERS,)))
 
@@ -36,10 +46,16 @@ def spool(tmp_path: Path) -> SpoolReader:
 
 
 def read(found: SpoolRange, max_rows: int = 100) -> list[tuple[int, object, int]]:
-    batches = [rows for part in found.tables[ORDERS.name].slices for rows in read_rows(part, max_rows, 1 << 20)]
+    batches = [
+        rows for part in found.tables[ORDERS.name].slices for rows in read_rows(part, max_rows, 1 << 20)
+    ]
     assert all(rows.num_rows <= max_rows for rows in batches)
     columns = ("_commit_version", "_commit_timestamp", "_ordinal")
-    return [row for rows in batches for row in zip(*(rows.column(name).to_pylist() for name in columns), strict=True)]
+    return [
+        row
+        for rows in batches
+        for row in zip(*(rows.column(name).to_pylist() for name in columns), strict=True)
+    ]
 
 
 def test_every_row_knows_its_commit(spool: SpoolReader) -> None:
@@ -59,7 +75,9 @@ def test_long_rows_come_in_small_batches(spool: SpoolReader) -> None:
 def test_column_of_the_table_is_not_taken_for_metadata(tmp_path: Path) -> None:
     odd = replace(ITEMS, columns=(Column("_commit_version", pa.int64(), 20), *ITEMS.columns), key=("id",))
     plain = batch(odd, [(None, 0)])
-    values = pa.RecordBatch.from_arrays([pa.array([99], pa.int64()), *plain.rows.columns[1:]], schema=change_schema(odd))
+    values = pa.RecordBatch.from_arrays(
+        [pa.array([99], pa.int64()), *plain.rows.columns[1:]], schema=change_schema(odd)
+    )
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(replace(piece(7), batches=(replace(plain, rows=values),)))
     writer.append(committed(7, 40))
@@ -71,7 +89,11 @@ def test_column_of_the_table_is_not_taken_for_metadata(tmp_path: Path) -> None:
 
 def test_events_of_several_tables_are_in_the_order_of_the_log(spool: SpoolReader) -> None:
     placed = list(spooled_events(spool.read(at(0), at(40))))
-    expected = [(commit.position, ordinal, table.name) for commit in LOG for ordinal, table in enumerate(commit.tables)]
+    expected = [
+        (commit.position, ordinal, table.name)
+        for commit in LOG
+        for ordinal, table in enumerate(commit.tables)
+    ]
     expected += [(40, ordinal, (ORDERS, ITEMS)[ordinal % 2].name) for ordinal in range(4)]
     assert [(each.version, each.ordinal, each.event.table) for each in placed] == expected
     assert list(spooled_events(spool.read(at(0), at(5)))) == []

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CaptureFailedError, ConnectionLostError, PenstockError, ProtocolError, SlotLostError, SpoolCorruptError
+from penstock.errors import (
+    CaptureFailedError,
+    ConnectionLostError,
+    PenstockError,
+    ProtocolError,
+    SlotLostError,
+    SpoolCorruptError,
+)
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.spool import CaptureFailure, CaptureStatus, SpoolReader, load_status, wait_for_end, write_status
 from tests.support.spool.builders import Commit, at, capture
@@ -18,9 +25,23 @@ WELL = CaptureStatus("streaming", 4711, at(50), at(40), 12, 3456, datetime(2025,
 def test_a_status_survives_its_own_text(tmp_path: Path) -> None:
     assert load_status(tmp_path) is None
     open_one = OpenTransaction(12, "psql", "shop", "active", 1.5)
-    lag = CaptureLag(datetime(2025, 1, 1, tzinfo=UTC), 1, 2.5, 3, None, "extended", 4, 5, (open_one, replace(open_one, pid=None)))
+    lag = CaptureLag(
+        datetime(2025, 1, 1, tzinfo=UTC),
+        1,
+        2.5,
+        3,
+        None,
+        "extended",
+        4,
+        5,
+        (open_one, replace(open_one, pid=None)),
+    )
     watched = replace(WELL, confirms="spooled", confirmed=at(30), waits_for=(open_one,), lag=lag)
-    for status in (WELL, watched, replace(WELL, failure=CaptureFailure.of(SlotLostError("gone", hint="resync")))):
+    for status in (
+        WELL,
+        watched,
+        replace(WELL, failure=CaptureFailure.of(SlotLostError("gone", hint="resync"))),
+    ):
         write_status(tmp_path, status)
         assert load_status(tmp_path) == status
     assert [path.name for path in tmp_path.iterdir()] == ["capture-status.json"]
@@ -86,7 +107,9 @@ def test_waiting_ends_at_once_when_the_capture_cannot_go_on(tmp_path: Path, erro
 
 
 def test_waiting_continues_while_the_capture_retries(tmp_path: Path) -> None:
-    write_status(tmp_path, replace(WELL, state="waiting", failure=CaptureFailure.of(ConnectionLostError("away"))))
+    write_status(
+        tmp_path, replace(WELL, state="waiting", failure=CaptureFailure.of(ConnectionLostError("away")))
+    )
     assert wait_for_end(SpoolReader(tmp_path), at(15), timeout_seconds=0) is None
 
 

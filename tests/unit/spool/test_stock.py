@@ -25,9 +25,20 @@ def usage_of(root: Path, clock: Callable[[], float] = lambda: 0.0) -> SegmentUsa
 def test_it_counts_segments_from_before_its_start(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     usage = usage_of(tmp_path)
-    assert [usage.waiting(released) for released in (None, at(0), at(10), at(29), at(30), at(99))] == [3, 3, 2, 1, 0, 0]
+    assert [usage.waiting(released) for released in (None, at(0), at(10), at(29), at(30), at(99))] == [
+        3,
+        3,
+        2,
+        1,
+        0,
+        0,
+    ]
     sizes = [segment.bytes for segment in SpoolReader(tmp_path).segments()]
-    assert [usage.waiting_bytes(released) for released in (None, at(10), at(30))] == [sum(sizes), sum(sizes[1:]), 0]
+    assert [usage.waiting_bytes(released) for released in (None, at(10), at(30))] == [
+        sum(sizes),
+        sum(sizes[1:]),
+        0,
+    ]
 
 
 def test_running_totals_equal_a_full_scan(tmp_path: Path) -> None:
@@ -44,7 +55,10 @@ def test_running_totals_equal_a_full_scan(tmp_path: Path) -> None:
         usage.delete_released(released)
         looked = usage_of(tmp_path)
         for upto in (None, at(0), at(20), at(45), at(50)):
-            assert (usage.waiting(upto), usage.waiting_bytes(upto)) == (looked.waiting(upto), looked.waiting_bytes(upto))
+            assert (usage.waiting(upto), usage.waiting_bytes(upto)) == (
+                looked.waiting(upto),
+                looked.waiting_bytes(upto),
+            )
     assert [segment.end for segment in SpoolReader(tmp_path).segments()] == [at(50)]
 
 
@@ -82,7 +96,9 @@ def test_a_long_backlog_is_deleted_in_steps_the_oldest_first(tmp_path: Path) -> 
     usage = usage_of(tmp_path)
     reader = SpoolReader(tmp_path)
     usage.delete_released(at(1000))
-    assert [segment.end for segment in reader.segments()] == [at(position) for position in range(DELETE_AT_ONCE + 1, DELETE_AT_ONCE + 11)]
+    assert [segment.end for segment in reader.segments()] == [
+        at(position) for position in range(DELETE_AT_ONCE + 1, DELETE_AT_ONCE + 11)
+    ]
     usage.delete_released(at(1000))
     assert [segment.end for segment in reader.segments()] == [at(DELETE_AT_ONCE + 10)]
 

@@ -20,21 +20,32 @@ from tests.support.pgoutput_builder import Table, TableColumn, begin, commit, de
 from tests.support.spool.builders import ORDERS, Commit, at, committed, piece, transactions
 
 NAMESAKE = replace(
-    ORDERS, columns=(*ORDERS.columns, Column("_commit_version", pa.string(), 25), Column("_exact", pa.list_(pa.string()), 1009))
+    ORDERS,
+    columns=(
+        *ORDERS.columns,
+        Column("_commit_version", pa.string(), 25),
+        Column("_exact", pa.list_(pa.string()), 1009),
+    ),
 )
 """A table with columns named like metadata columns."""
 
 
-def _spooled(root: Path, exact: list[dict[str, str] | None], counts: ChangeCounts, table: TableSchema = ORDERS) -> tuple[FileSlice, ...]:
+def _spooled(
+    root: Path, exact: list[dict[str, str] | None], counts: ChangeCounts, table: TableSchema = ORDERS
+) -> tuple[FileSlice, ...]:
     """One row a transaction, at positions 10, 20, …, with these exact texts."""
     step = transactions(*(Commit(10 * number) for number in range(1, len(exact) + 1)))
     (batch,) = step.batches
     column = pa.array([None if each is None else list(each.items()) for each in exact], EXACT_TYPE)
     rows = batch.rows.set_column(batch.rows.num_columns - 1, batch.rows.schema.field("_exact"), column)
     for place, own in enumerate(table.columns[len(ORDERS.columns) :], len(ORDERS.columns)):
-        rows = rows.add_column(place, pa.field(own.name, own.arrow_type), pa.nulls(len(exact), own.arrow_type))
+        rows = rows.add_column(
+            place, pa.field(own.name, own.arrow_type), pa.nulls(len(exact), own.arrow_type)
+        )
     writer = SpoolWriter(root, at(1))
-    writer.append(replace(step, batches=(replace(batch, table=table, rows=rows, counts=batch.counts + counts),)))
+    writer.append(
+        replace(step, batches=(replace(batch, table=table, rows=rows, counts=batch.counts + counts),))
+    )
     writer.seal()
     writer.close()
     return SpoolReader(root).read(at(1), at(10 * len(exact))).tables[ORDERS.name].slices
@@ -62,7 +73,9 @@ def test_of_an_old_row_only_the_key_can_stop_a_table(tmp_path: Path, kind: str) 
 
 
 def test_T11_an_unreadable_text_always_stops_its_table(tmp_path: Path) -> None:
-    slices = _spooled(tmp_path, [{"total": "NaN"}, {"tags": "{caf\ufffd}"}], ChangeCounts(inexact=2, unreadable=1))
+    slices = _spooled(
+        tmp_path, [{"total": "NaN"}, {"tags": "{caf\ufffd}"}], ChangeCounts(inexact=2, unreadable=1)
+    )
     with pytest.raises(UnreadableTextError, match=r"column 'tags' of public\.orders") as caught:
         check_values(ORDERS.name, slices, reject_inexact=False)
     assert caught.value.hint
@@ -86,7 +99,9 @@ def test_table_with_columns_called_as_the_metadata_is_checked_by_the_metadata(tm
 
 
 def test_first_rejected_value_is_reported_with_its_commit(tmp_path: Path) -> None:
-    slices = _spooled(tmp_path, [None, {"total": "NaN"}, {"tags": "{\ufffd}"}], ChangeCounts(inexact=2, unreadable=1))
+    slices = _spooled(
+        tmp_path, [None, {"total": "NaN"}, {"tags": "{\ufffd}"}], ChangeCounts(inexact=2, unreadable=1)
+    )
     strict, lax = (first_rejected(ORDERS.name, slices, reject_inexact=refuses) for refuses in (True, False))
     assert strict is not None
     assert (strict.version, type(strict.error)) == (20, UnrepresentableError)
@@ -100,11 +115,15 @@ def test_rejected_value_of_a_streamed_transaction_is_reported_with_its_commit(tm
     column = pa.array([[("total", "NaN")]], EXACT_TYPE)
     rows = batch.rows.set_column(batch.rows.num_columns - 1, batch.rows.schema.field("_exact"), column)
     writer = SpoolWriter(tmp_path, at(1))
-    writer.append(replace(step, batches=(replace(batch, rows=rows, counts=batch.counts + ChangeCounts(inexact=1)),)))
+    writer.append(
+        replace(step, batches=(replace(batch, rows=rows, counts=batch.counts + ChangeCounts(inexact=1)),))
+    )
     writer.append(committed(5, 40))
     writer.seal()
     writer.close()
-    refused = first_rejected(ORDERS.name, SpoolReader(tmp_path).read(at(1), at(40)).tables[ORDERS.name].slices, reject_inexact=True)
+    refused = first_rejected(
+        ORDERS.name, SpoolReader(tmp_path).read(at(1), at(40)).tables[ORDERS.name].slices, reject_inexact=True
+    )
     assert refused is not None
     assert refused.version == 40
 
@@ -119,7 +138,11 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_change_that_does_not_identify_its_row_stops_its_table_from_its_commit_on(tmp_path: Path) -> None:
     coded = Table(9, "coded", (TableColumn("id", 23), TableColumn("code", 25, is_key=True)), identity="i")
     log = [relation(coded)]
-    for end, change in ((10, insert(9, [b"1", b"a"])), (20, delete(9, [b"1", None])), (30, insert(9, [b"1", b"b"]))):
+    for end, change in (
+        (10, insert(9, [b"1", b"a"])),
+        (20, delete(9, [b"1", None])),
+        (30, insert(9, [b"1", b"b"])),
+    ):
         log += [begin(end), change, commit(end)]
     (step,) = PgOutputDecoder().decode([log[1], log[0], *log[2:]])
     assert isinstance(step, Transactions)

@@ -40,7 +40,12 @@ def test_a_seal_makes_one_segment_of_everything_buffered(tmp_path: Path) -> None
     sealed = writer.seal()
     assert sealed is not None
     assert SpoolReader(tmp_path).segments() == (sealed,)
-    assert (sealed.start, sealed.end, sealed.transactions, sealed.commit_time) == (at(10), at(40), 3, time_of(40))
+    assert (sealed.start, sealed.end, sealed.transactions, sealed.commit_time) == (
+        at(10),
+        at(40),
+        3,
+        time_of(40),
+    )
     assert [(file.schema, file.rows, file.min_position, file.max_position) for file in sealed.files] == [
         (ORDERS, 2, at(20), at(30)),
         (ITEMS, 2, at(20), at(40)),
@@ -53,7 +58,9 @@ def test_files_have_exactly_the_schema_of_a_change_batch(tmp_path: Path) -> None
     paths = list(tmp_path.glob("segments/*/*.parquet"))
     assert len(paths) == 2
     assert all(pq.read_schema(path).equals(change_schema(ORDERS)) for path in paths)
-    assert all(pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "UNCOMPRESSED" for path in paths)
+    assert all(
+        pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "UNCOMPRESSED" for path in paths
+    )
 
 
 def test_a_returning_schema_version_gets_its_own_file_too(tmp_path: Path) -> None:
@@ -92,7 +99,9 @@ def test_ground_without_rows_is_covered_by_the_next_segment(tmp_path: Path) -> N
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(Transactions((), at(10), time_of(10), 1))
     writer.append(piece(7, (ORDERS, 0)))
-    assert [(each.start, each.end, each.transactions) for each in writer.append(committed(7, 20))] == [(at(0), at(20), 2)]
+    assert [(each.start, each.end, each.transactions) for each in writer.append(committed(7, 20))] == [
+        (at(0), at(20), 2)
+    ]
 
 
 def test_the_writer_seals_at_the_hard_limit(tmp_path: Path) -> None:
@@ -169,7 +178,8 @@ def test_file_names_are_plain_for_every_table_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"), [(OSError(5, "Input/output error"), "Input/output"), (pa.ArrowInvalid("4711"), "ArrowInvalid")]
+    ("raised", "said"),
+    [(OSError(5, "Input/output error"), "Input/output"), (pa.ArrowInvalid("4711"), "ArrowInvalid")],
 )
 def test_disk_errors_are_our_errors_without_values_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str

@@ -67,7 +67,10 @@ def open_umask() -> Iterator[None]:
 
 
 def modes(root: Path) -> set[tuple[str, int]]:
-    return {("directory" if path.is_dir() else "file", stat.S_IMODE(path.stat().st_mode)) for path in root.rglob("*")}
+    return {
+        ("directory" if path.is_dir() else "file", stat.S_IMODE(path.stat().st_mode))
+        for path in root.rglob("*")
+    }
 
 
 @pytest.mark.usefixtures("open_umask")
@@ -146,7 +149,9 @@ def test_put_writes_chunks_one_after_another(tmp_path: Path) -> None:
 
 
 def test_paths_of_a_missing_directory_are_an_empty_list(tmp_path: Path) -> None:
-    assert storage.list_paths(tmp_path / "missing") == storage.list_paths(tmp_path / "missing", "*.json") == []
+    assert (
+        storage.list_paths(tmp_path / "missing") == storage.list_paths(tmp_path / "missing", "*.json") == []
+    )
     (tmp_path / "b").touch()
     (tmp_path / ".a").mkdir()
     assert [path.name for path in storage.list_paths(tmp_path)] == [".a", "b"]

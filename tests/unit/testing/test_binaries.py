@@ -21,7 +21,10 @@ def packed(folder: Path, architecture: str = "amd64") -> tuple[Path, Artifact]:
     """A jar as they are published, with a `postgres` that prints a line."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:xz") as files:
-        for name, mode, text in (("bin/postgres", 0o755, "#!/bin/sh\necho it runs\n"), ("share/postgresql/sample", 0o644, "text")):
+        for name, mode, text in (
+            ("bin/postgres", 0o755, "#!/bin/sh\necho it runs\n"),
+            ("share/postgresql/sample", 0o644, "text"),
+        ):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(text), mode
             files.addfile(entry, io.BytesIO(text.encode()))
@@ -40,7 +43,10 @@ def test_programs_are_executable_by_all_under_any_umask(tmp_path: Path) -> None:
         install(jar, artifact, home)
     finally:
         os.umask(before)
-    assert subprocess.run([home / "bin" / "postgres"], capture_output=True, text=True, check=True).stdout == "it runs\n"
+    assert (
+        subprocess.run([home / "bin" / "postgres"], capture_output=True, text=True, check=True).stdout
+        == "it runs\n"
+    )
     modes = {str(path.relative_to(home)): path.stat().st_mode & 0o777 for path in (home, *home.rglob("*"))}
     assert {name for name, mode in modes.items() if mode & 0o055 != 0o055} == {"share/postgresql/sample"}
     assert modes["share/postgresql/sample"] & 0o444 == 0o444
@@ -65,19 +71,27 @@ def test_second_fetch_keeps_the_existing_program_and_leaves_no_files_behind(tmp_
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Linux", "riscv64"), ("Darwin", "arm64")])
-def test_a_platform_without_binaries_is_named_with_the_fix(system: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platform_without_binaries_is_named_with_the_fix(
+    system: str, machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(EnvironmentUnfitError, match=f"no Postgres 14 binaries for {system} on {machine}") as caught:
+    with pytest.raises(
+        EnvironmentUnfitError, match=f"no Postgres 14 binaries for {system} on {machine}"
+    ) as caught:
         binaries.ensure_binaries(14)
     assert "PENSTOCK_TEST_PG" in (caught.value.hint or "")
 
 
-def test_a_failed_fetch_names_the_request_and_the_reply(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_fetch_names_the_request_and_the_reply(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
-        '#!/bin/sh\necho \'openjdk version "21"\' >&2\n[ "$1" = -version ] || { echo out of reach; exit 1; }\n', encoding="utf-8"
+        '#!/bin/sh\necho \'openjdk version "21"\' >&2\n[ "$1" = -version ] || { echo out of reach; exit 1; '
+        "}\n",
+        encoding="utf-8",
     )
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(java.parent.parent))

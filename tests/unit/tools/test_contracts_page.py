@@ -28,7 +28,9 @@ def test_every_document_has_its_suites() -> None:
 @pytest.mark.parametrize("name", SUITES)
 def test_notes_and_tests_name_sentences_of_their_document(name: str) -> None:
     document = load_document(name)
-    assert [sentence for sentence in (*document.notes, *document.tests) if sentence not in document.sentences] == []
+    assert [
+        sentence for sentence in (*document.notes, *document.tests) if sentence not in document.sentences
+    ] == []
 
 
 def test_tests_outside_the_suites_exist() -> None:
@@ -77,7 +79,11 @@ CONTRACTS = {
 
 
 def test_every_implementation_is_held_to_the_suite_of_its_contract() -> None:
-    product = [path for path in (ROOT / "src" / "penstock").rglob("*.py") if path.parent.name not in ("contracts", "testing")]
+    product = [
+        path
+        for path in (ROOT / "src" / "penstock").rglob("*.py")
+        if path.parent.name not in ("contracts", "testing")
+    ]
     implemented = {
         (name, CONTRACTS[base])
         for name, bases in classes_in([*product, *(ROOT / "examples").glob("*.py")])
@@ -88,7 +94,9 @@ def test_every_implementation_is_held_to_the_suite_of_its_contract() -> None:
     held = {(name, base) for name, tests in RUN_BY.items() for test in tests for base in run.get(test, ())}
     assert implemented - held == set()
     assert set(RUN_BY) - {name for name, _ in implemented} == set()
-    assert {suite.__name__ for suites in SUITES.values() for suite in suites} - {suite for _, suite in implemented} == set()
+    assert {suite.__name__ for suites in SUITES.values() for suite in suites} - {
+        suite for _, suite in implemented
+    } == set()
 
 
 def classes_in(paths: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:

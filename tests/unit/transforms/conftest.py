@@ -19,5 +19,9 @@ def changes(tmp_path_factory: pytest.TempPathFactory) -> TableChanges:
         for step in steps:
             writer.append(step)
         writer.seal()
-    found = SpoolReader(root).read(Position.of(history.source.fence), Position.of(history.source.position)).tables[PLAIN.name]
+    found = (
+        SpoolReader(root)
+        .read(Position.of(history.source.fence), Position.of(history.source.position))
+        .tables[PLAIN.name]
+    )
     return TableChanges(PLAIN.name, found.slices, found.counts)

@@ -1,4 +1,7 @@
-"""SQL transforms over rows and changes: missing values, errors and keys. Functions take the place of Spark."""
+"""SQL transforms over rows and changes: missing values, errors and keys.
+
+Functions take the place of Spark.
+"""
 
 from __future__ import annotations
 
@@ -52,22 +55,40 @@ NAMED = Made("boolean", ("name",), lambda row: len(row["name"]) > 0)
 EVERY = PlainQuery({"who": "id", "name": "name", "size": SIZE, "both": BOTH})
 
 
-def rows_of(*rows: tuple[int, str | None, str | None, Decimal | None], exact: dict[int, list[tuple[str, str]]] | None = None) -> pa.Table:
-    columns = [pa.array(values, column.arrow_type) for values, column in zip(zip(*rows, strict=True), TABLE.columns, strict=True)]
+def rows_of(
+    *rows: tuple[int, str | None, str | None, Decimal | None],
+    exact: dict[int, list[tuple[str, str]]] | None = None,
+) -> pa.Table:
+    columns = [
+        pa.array(values, column.arrow_type)
+        for values, column in zip(zip(*rows, strict=True), TABLE.columns, strict=True)
+    ]
     texts = pa.array([(exact or {}).get(at) for at in range(len(rows))], EXACT_TYPE)
     return pa.table([*columns, texts], names=[*TABLE.column_names, EXACT])
 
 
-def changes_of(*given: tuple[str, int, str | None, str | None, list[str] | None], table: TableSchema = TABLE) -> pa.Table:
+def changes_of(
+    *given: tuple[str, int, str | None, str | None, list[str] | None], table: TableSchema = TABLE
+) -> pa.Table:
     """Kind, id, name, text, and unchanged columns."""
     count = len(given)
     kinds, ids, names, texts, unchanged = (list(each) for each in zip(*given, strict=True))
     own = {"id": ids, "name": names, "text": texts, "pay": [None] * count}
-    metadata = [kinds, list(range(100, 100 + count)), [None] * count, [0] * count, [1] * count, unchanged, [None] * count]
+    metadata = [
+        kinds,
+        list(range(100, 100 + count)),
+        [None] * count,
+        [0] * count,
+        [1] * count,
+        unchanged,
+        [None] * count,
+    ]
     columns = [pa.array(own[column.name], column.arrow_type) for column in table.columns]
     columns += [pa.array(values, field.type) for values, field in zip(metadata, METADATA_FIELDS, strict=True)]
     fields = [pa.field(column.name, column.arrow_type) for column in table.columns]
-    return pa.table(columns, schema=pa.schema([*fields, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)]))
+    return pa.table(
+        columns, schema=pa.schema([*fields, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
+    )
 
 
 def test_columns_of_the_sink_come_from_the_analysed_query() -> None:
@@ -136,9 +157,14 @@ def test_a_column_that_is_selected_twice_exists_twice_and_its_first_name_is_the_
     query = PlainQuery({"id": "id", "again": "id", "text": "text", "copy": "text"})
     fitted = query.transform().fit(TABLE)
     assert fitted.key == ("id",)
-    made = transform_changes(fitted, changes_of(("update_postimage", 1, "a", None, ["text"]))).kept.to_pylist()
+    made = transform_changes(
+        fitted, changes_of(("update_postimage", 1, "a", None, ["text"]))
+    ).kept.to_pylist()
     assert (made[0]["id"], made[0]["again"], made[0][UNCHANGED]) == (1, 1, ["text", "copy"])
-    assert transform_keys(fitted, rows_of((5, None, None, None)).select(["id", EXACT])).column_names == ["id", EXACT]
+    assert transform_keys(fitted, rows_of((5, None, None, None)).select(["id", EXACT])).column_names == [
+        "id",
+        EXACT,
+    ]
 
 
 def test_an_error_rejects_its_row_only_and_its_value_is_not_shown() -> None:
@@ -170,11 +196,16 @@ def test_a_result_of_one_column_is_unchanged_where_that_is_and_one_of_several_is
     fitted = EVERY.transform().fit(TABLE)
     only = PlainQuery({"id": "id", "size": SIZE})
     changed = changes_of(("update_postimage", 1, "a", None, ["text"]))
-    outcome = transform_changes(only.transform().fit(TABLE), changed, only.ask(only.transform().fit(TABLE), changed))
+    outcome = transform_changes(
+        only.transform().fit(TABLE), changed, only.ask(only.transform().fit(TABLE), changed)
+    )
     assert outcome.kept.column(UNCHANGED).to_pylist() == [["size"]]
     outcome = transform_changes(fitted, changed, EVERY.ask(fitted, changed))
     (reason,) = outcome.reasons
-    assert reason == "column 'both' depends on a value that the change lacks; with REPLICA IDENTITY FULL every change has all values"
+    assert reason == (
+        "column 'both' depends on a value that the change lacks; with REPLICA IDENTITY FULL every "
+        "change has all values"
+    )
 
 
 def test_a_value_that_an_earlier_change_of_the_epoch_had_is_not_missing() -> None:
@@ -190,14 +221,22 @@ def test_an_error_over_an_unchanged_toast_value_is_ignored() -> None:
     """Spark sees null there."""
     query = PlainQuery({"id": "id", "size": Made("integer", ("text",), lambda row: len(row["text"]))})
     fitted = query.transform().fit(TABLE)
-    changed = changes_of(("update_postimage", 1, "a", None, ["text"]), ("update_postimage", 2, "a", None, None))
+    changed = changes_of(
+        ("update_postimage", 1, "a", None, ["text"]), ("update_postimage", 2, "a", None, None)
+    )
     outcome = transform_changes(fitted, changed, query.ask(fitted, changed))
     assert outcome.kept.column("id").to_pylist() == [1]
     assert outcome.refused.column("id").to_pylist() == [2]
 
 
 def test_a_value_beyond_its_type_cannot_be_worked_with() -> None:
-    query = PlainQuery({"id": "id", "pay": "pay", "twice": Made("double", ("pay",), lambda row: row["pay"] and float(row["pay"]) * 2)})
+    query = PlainQuery(
+        {
+            "id": "id",
+            "pay": "pay",
+            "twice": Made("double", ("pay",), lambda row: row["pay"] and float(row["pay"]) * 2),
+        }
+    )
     fitted = query.transform().fit(TABLE)
     rows = rows_of((1, None, None, Decimal(2)), (2, None, None, None), exact={1: [("pay", "NaN")]})
     outcome = transform_rows(fitted, rows, query.ask(fitted, rows))
@@ -206,7 +245,10 @@ def test_a_value_beyond_its_type_cannot_be_worked_with() -> None:
 
 
 def test_deletes_and_truncates_have_no_row_to_work_with() -> None:
-    size, word = Made("integer", ("text",), lambda row: len(row["text"])), Made("string", ("text",), lambda row: str(row["text"]))
+    size, word = (
+        Made("integer", ("text",), lambda row: len(row["text"])),
+        Made("string", ("text",), lambda row: str(row["text"])),
+    )
     query = PlainQuery({"id": "id", "size": size, "word": word}, NAMED)
     fitted = query.transform().fit(TABLE)
     changed = changes_of(("delete", 1, None, None, None), ("truncate", 0, None, None, None))
@@ -214,7 +256,9 @@ def test_deletes_and_truncates_have_no_row_to_work_with() -> None:
     assert not outcome.refused.num_rows
     assert outcome.kept.column(CHANGE_TYPE).to_pylist() == ["delete", "truncate"]
     assert outcome.kept.column("size").to_pylist() == [None, None]
-    assert outcome.kept.column("word").to_pylist() == [None, None], "the way Spark treats nulls is irrelevant there"
+    assert outcome.kept.column("word").to_pylist() == [None, None], (
+        "the way Spark treats nulls is irrelevant there"
+    )
 
 
 def test_a_row_that_leaves_the_filter_is_a_delete_and_an_undecidable_one_is_refused() -> None:
@@ -234,7 +278,9 @@ def test_a_row_that_leaves_the_filter_is_a_delete_and_an_undecidable_one_is_refu
     outcome = transform_changes(fitted, changed, query.ask(fitted, changed))
     kept = [(row["id"], row[CHANGE_TYPE]) for row in outcome.kept.to_pylist()]
     assert kept == [(1, "insert"), (3, "delete"), (4, "delete"), (7, "delete")]
-    reasons = dict(zip(outcome.refused.column("id").to_pylist(), outcome.refused.column(REASON).to_pylist(), strict=True))
+    reasons = dict(
+        zip(outcome.refused.column("id").to_pylist(), outcome.refused.column(REASON).to_pylist(), strict=True)
+    )
     assert "cannot be evaluated" in reasons[5]
     assert "REPLICA IDENTITY FULL" in reasons[6]
     assert reasons.keys() == {5, 6}
@@ -243,8 +289,12 @@ def test_a_row_that_leaves_the_filter_is_a_delete_and_an_undecidable_one_is_refu
 def test_on_the_way_to_another_postgres_spark_sees_types_and_the_target_text() -> None:
     resolver = TypeResolver(TypePolicy(form="text"))
     columns = [("id", 20), ("pay", 1700), ("day", 1082), ("ok", 16)]
-    table = TableSchema(1, TableName("a", "b"), tuple(resolver.column(name, oid, -1) for name, oid in columns), ("id",))
-    rows = pa.table({"id": ["7"], "pay": ["1.50"], "day": ["2024-01-01"], "ok": ["t"], EXACT: pa.nulls(1, EXACT_TYPE)})
+    table = TableSchema(
+        1, TableName("a", "b"), tuple(resolver.column(name, oid, -1) for name, oid in columns), ("id",)
+    )
+    rows = pa.table(
+        {"id": ["7"], "pay": ["1.50"], "day": ["2024-01-01"], "ok": ["t"], EXACT: pa.nulls(1, EXACT_TYPE)}
+    )
     query = PlainQuery(
         {
             "id": "id",
@@ -305,7 +355,14 @@ def test_a_sink_receives_the_changes_transformed_by_spark(changes: TableChanges,
     )
     transform = query.transform()
     sink = RecordingSink(tmp_path / "lake")
-    target = Target(PLAIN.name, PLAIN.oid, PLAIN.key, pa.schema([]), Position.of(1), origin=Origin({}, 1, "", transform.fingerprint))
+    target = Target(
+        PLAIN.name,
+        PLAIN.oid,
+        PLAIN.key,
+        pa.schema([]),
+        Position.of(1),
+        origin=Origin({}, 1, "", transform.fingerprint),
+    )
     seen = TransformingSink(sink, lambda _: transform, LocalExecutors(), tmp_path / "staged", query)
     seen.apply(target, changes, Position.of(10**9))
     fitted, source = transform.fit(PLAIN), read_source(changes.slices, PLAIN)
@@ -320,7 +377,11 @@ def test_a_chunk_is_read_once_and_written_with_the_rows_transformed_by_spark(tmp
     fitted = query.transform().fit(TABLE)
     batches = [rows_of((at, "a", "x" * at, None)).to_batches()[0] for at in range(5)]
     asker = ChunkAsker(fitted, write_file, query, tmp_path / "asked")
-    found = asker.copy(LocalExecutors(), lambda: iter(batches), lambda rows, _: [row for batch in rows for row in batch.to_pylist()])
+    found = asker.copy(
+        LocalExecutors(),
+        lambda: iter(batches),
+        lambda rows, _: [row for batch in rows for row in batch.to_pylist()],
+    )
     assert [(row["id"], row["size"]) for row in found] == [(at, at) for at in range(5)]
     assert asker.copy(LocalExecutors(), lambda: iter(()), lambda rows, _: list(rows)) == []
     failing = PlainQuery({"id": "id", "number": NUMBER})
@@ -339,7 +400,12 @@ def test_a_rule_says_either_a_query_or_columns_and_a_filter() -> None:
 
 
 def test_a_query_has_a_fingerprint() -> None:
-    transforms = [Transform(), Transform(sql="SELECT 1"), Transform(sql="SELECT 2"), Transform(where="SELECT 1")]
+    transforms = [
+        Transform(),
+        Transform(sql="SELECT 1"),
+        Transform(sql="SELECT 2"),
+        Transform(where="SELECT 1"),
+    ]
     assert len({each.fingerprint for each in transforms}) == 4
 
 

@@ -23,17 +23,28 @@ from tests.support.sinks.history import PLAIN
 from tests.support.snapshot.local import LocalExecutors
 from tests.support.transforms.staging import RecordingSink
 
-COLUMNS = Transform(drop=("blob",), rename={"note": "remark"}, hash=("id",), mask={"note": Mask(2)}, key=Secret("k"))
+COLUMNS = Transform(
+    drop=("blob",), rename={"note": "remark"}, hash=("id",), mask={"note": Mask(2)}, key=Secret("k")
+)
 
 
 def sink_with(transform: Transform, directory: Path) -> tuple[RecordingSink, TransformingSink, Target]:
     sink = RecordingSink(directory / "lake")
-    target = Target(PLAIN.name, PLAIN.oid, PLAIN.key, pa.schema([]), Position.of(1), origin=Origin({}, 1, "", transform.fingerprint))
+    target = Target(
+        PLAIN.name,
+        PLAIN.oid,
+        PLAIN.key,
+        pa.schema([]),
+        Position.of(1),
+        origin=Origin({}, 1, "", transform.fingerprint),
+    )
     return sink, TransformingSink(sink, lambda _: transform, LocalExecutors(), directory / "staged"), target
 
 
 @pytest.mark.parametrize("transform", [COLUMNS, Transform(where="id >= 0")], ids=["columns", "where"])
-def test_a_sink_is_given_transformed_changes_in_the_order_of_the_log(transform: Transform, changes: TableChanges, tmp_path: Path) -> None:
+def test_a_sink_is_given_transformed_changes_in_the_order_of_the_log(
+    transform: Transform, changes: TableChanges, tmp_path: Path
+) -> None:
     sink, seen, target = sink_with(transform, tmp_path)
     seen.apply(target, changes, Position.of(10**9))
     expected = transform_changes(transform.fit(PLAIN), read_source(changes.slices, PLAIN))
@@ -50,18 +61,31 @@ def test_a_sink_is_given_transformed_changes_in_the_order_of_the_log(transform: 
     assert not list((tmp_path / "staged").iterdir()), "nothing is left when it is applied"
 
 
-def test_a_row_that_enters_the_filter_without_its_values_is_named(changes: TableChanges, tmp_path: Path) -> None:
+def test_a_row_that_enters_the_filter_without_its_values_is_named(
+    changes: TableChanges, tmp_path: Path
+) -> None:
     sink, seen, target = sink_with(Transform(where="id >= 0"), tmp_path)
     sink.error = ValuesMissingError("the value is missing")
-    with pytest.raises(RowRefusedError, match="into the filter, and it lacks unchanged TOAST values") as caught:
+    with pytest.raises(
+        RowRefusedError, match="into the filter, and it lacks unchanged TOAST values"
+    ) as caught:
         seen.apply(target, changes, Position.of(10**9))
     assert "REPLICA IDENTITY FULL" in (caught.value.hint or "")
     assert not list((tmp_path / "staged").iterdir())
 
 
-def test_changes_are_not_applied_to_the_result_of_another_transform(changes: TableChanges, tmp_path: Path) -> None:
+def test_changes_are_not_applied_to_the_result_of_another_transform(
+    changes: TableChanges, tmp_path: Path
+) -> None:
     _, seen, target = sink_with(COLUMNS, tmp_path)
-    other = Target(target.table, target.source_oid, target.key, target.schema, target.applied, origin=Origin({}, 1, "", "other"))
+    other = Target(
+        target.table,
+        target.source_oid,
+        target.key,
+        target.schema,
+        target.applied,
+        origin=Origin({}, 1, "", "other"),
+    )
     with pytest.raises(SinkError, match="changed while an epoch was being applied"):
         seen.apply(other, changes, Position.of(10**9))
 

@@ -33,7 +33,10 @@ TYPES = {name: values.type for name, values in COLUMNS.items()}
 @pytest.mark.parametrize("text", ANSWERS)
 def test_a_condition_has_the_same_meaning_as_in_spark(text: str) -> None:
     found = parse_condition(text, TYPES).judge(Values(COLUMNS, {}, 5))
-    assert "".join("t" if yes else "f" if no else "n" for yes, no in zip(found.yes, found.no, strict=True)) == ANSWERS[text]
+    assert (
+        "".join("t" if yes else "f" if no else "n" for yes, no in zip(found.yes, found.no, strict=True))
+        == ANSWERS[text]
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,9 @@ def test_a_missing_value_matters_only_where_the_answer_depends_on_it() -> None:
         "NOT (s = 'x' AND n = 1)": "?t?tt",
     }.items():
         found = parse_condition(text, TYPES).judge(Values(COLUMNS, missing, 5))
-        answers = ["?" if lost else "t" if yes else "f" for yes, lost in zip(found.yes, found.missing, strict=True)]
+        answers = [
+            "?" if lost else "t" if yes else "f" for yes, lost in zip(found.yes, found.missing, strict=True)
+        ]
         assert "".join(answers) == expected, text
 
 
@@ -74,7 +79,10 @@ def test_K13_a_hash_is_keyed_and_the_same_for_equal_values_of_every_type() -> No
     five = hash_values(pa.array(["5"]), KEY)[0]
     numbers = [pa.array([5], pa.int16()), pa.array([5]), pa.array([Decimal("5.000")]), pa.array([5.0])]
     assert all(hash_values(values, KEY)[0] == five for values in numbers)
-    assert hash_texts(pa.array(["5.00", None]), KEY, pa.decimal128(38, 18)).to_pylist() == [five.as_py(), None]
+    assert hash_texts(pa.array(["5.00", None]), KEY, pa.decimal128(38, 18)).to_pylist() == [
+        five.as_py(),
+        None,
+    ]
 
 
 def test_K13_a_number_is_hashed_in_time_that_grows_with_its_length() -> None:
@@ -87,7 +95,9 @@ def test_K13_a_number_is_hashed_in_time_that_grows_with_its_length() -> None:
         return time.process_time() - started
 
     assert min(seconds(zeros) for _ in range(5)) < 50 * max(min(seconds(plain) for _ in range(5)), 1e-4)
-    same = [hash_texts(pa.array([text]), KEY, pa.decimal128(38, 18))[0] for text in ("-10.0", "-10.00", "-10")]
+    same = [
+        hash_texts(pa.array([text]), KEY, pa.decimal128(38, 18))[0] for text in ("-10.0", "-10.00", "-10")
+    ]
     assert len(set(same)) == 1
     assert hash_texts(pa.array(["-0.0", "0.00", "1.010", "100.0"]), KEY, pa.decimal128(38, 18)).equals(
         hash_values(pa.array(["0", "0", "1.01", "100"]), KEY)
@@ -114,11 +124,18 @@ def test_a_cast_never_rounds_or_cuts() -> None:
         return ["failed" if lost else value for value, lost in zip(found.to_pylist(), failed, strict=True)]
 
     assert held(pa.array(["1", " 2 ", "x", None, "1.5"]), "int") == [1, 2, "failed", None, "failed"]
-    assert held(pa.array(["1.50", "1.555", "NaN", "1e2"]), "decimal(5,2)") == [Decimal("1.50"), "failed", "failed", Decimal("100.00")]
+    assert held(pa.array(["1.50", "1.555", "NaN", "1e2"]), "decimal(5,2)") == [
+        Decimal("1.50"),
+        "failed",
+        "failed",
+        Decimal("100.00"),
+    ]
     assert held(pa.array([Decimal("1.50"), Decimal("2.00")]), "int") == ["failed", 2]
     assert held(pa.array([2**40, 5]), "int") == ["failed", 5]
     assert held(pa.array(["yes", "F", "2"]), "boolean") == [True, False, "failed"]
-    assert held(pa.array([Decimal("0.0000000001")], pa.decimal128(38, 18)), "string") == ["0.000000000100000000"]
+    assert held(pa.array([Decimal("0.0000000001")], pa.decimal128(38, 18)), "string") == [
+        "0.000000000100000000"
+    ]
     assert held(pa.array(["2024-01-02 03:04:05", "2024-01-02T03:04:05+02:00"]), "timestamp") == [
         datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
         datetime(2024, 1, 2, 1, 4, 5, tzinfo=UTC),
@@ -147,7 +164,9 @@ def test_a_text_beyond_its_cast_is_rejected_and_never_raises(text: str, name: st
     assert failed.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("text", ["1" * 37, "-" + "9" * 37 + ".9", "0e999999", "1.5000000000000000000000000000000000000000"])
+@pytest.mark.parametrize(
+    "text", ["1" * 37, "-" + "9" * 37 + ".9", "0e999999", "1.5000000000000000000000000000000000000000"]
+)
 def test_a_decimal_that_fits_is_cast_exactly_whatever_its_digits(text: str) -> None:
     found, failed = cast_values(pa.array([text]), parse_cast("decimal(38,1)"))
     assert found.to_pylist() == [Decimal(text)]
@@ -156,7 +175,9 @@ def test_a_decimal_that_fits_is_cast_exactly_whatever_its_digits(text: str) -> N
 
 def test_a_year_that_python_does_not_know_has_a_text() -> None:
     late = pa.array([253_402_300_800_500_000], pa.int64())
-    assert [plain_text(late.cast(pa.timestamp("us", zone))).to_pylist() for zone in (None, "UTC")] == [["10000-01-01 00:00:00.5"]] * 2
+    assert [plain_text(late.cast(pa.timestamp("us", zone))).to_pylist() for zone in (None, "UTC")] == [
+        ["10000-01-01 00:00:00.5"]
+    ] * 2
 
 
 TABLE = TableSchema(
@@ -233,9 +254,17 @@ def test_K15_a_delete_passes_whatever_the_old_row_held() -> None:
     """Its old values are for readers; they never keep it back."""
     kinds = ["delete", "delete", "update_preimage"]
     columns = {name: ROWS.column(name) for name in TABLE.column_names}
-    known = {"_change_type": kinds, "_ordinal": [0, 1, 2], "_commit_version": [5, 5, 5], "_xid": [1, 1, 1], EXACT: ROWS.column(EXACT)}
+    known = {
+        "_change_type": kinds,
+        "_ordinal": [0, 1, 2],
+        "_commit_version": [5, 5, 5],
+        "_xid": [1, 1, 1],
+        EXACT: ROWS.column(EXACT),
+    }
     metadata = {field.name: known.get(field.name, pa.nulls(3, field.type)) for field in METADATA_FIELDS}
-    changes = pa.table({**columns, **metadata}).cast(pa.schema([*((name, columns[name].type) for name in columns), *METADATA_FIELDS]))
+    changes = pa.table({**columns, **metadata}).cast(
+        pa.schema([*((name, columns[name].type) for name in columns), *METADATA_FIELDS])
+    )
     outcome = transform_changes(Transform(cast={"pay": "int"}).fit(TABLE), changes)
     assert outcome.refused.num_rows == 0
     assert outcome.kept.select(["id", "pay", "_change_type"]).to_pylist() == [
@@ -254,7 +283,9 @@ def test_the_sources_own_text_is_transformed_as_its_values_would_be() -> None:
     """On the way to another Postgres nothing has a type."""
     resolver = TypeResolver(TypePolicy(form="text"))
     columns = [("id", 20), ("ok", 16), ("pay", 1700), ("day", 1082), ("tags", 1009)]
-    table = TableSchema(1, TableName("a", "b"), tuple(resolver.column(name, oid, -1) for name, oid in columns), ("id",))
+    table = TableSchema(
+        1, TableName("a", "b"), tuple(resolver.column(name, oid, -1) for name, oid in columns), ("id",)
+    )
     rows = pa.table(
         {
             "id": ["7", "8", "9"],
@@ -265,10 +296,17 @@ def test_the_sources_own_text_is_transformed_as_its_values_would_be() -> None:
             EXACT: pa.nulls(3, EXACT_TYPE),
         }
     )
-    fitted = Transform(hash=("pay", "tags"), cast={"ok": "string", "id": "string"}, where="id >= 7 AND ok IS NOT NULL", key=KEY).fit(table)
+    fitted = Transform(
+        hash=("pay", "tags"),
+        cast={"ok": "string", "id": "string"},
+        where="id >= 7 AND ok IS NOT NULL",
+        key=KEY,
+    ).fit(table)
     kept = transform_rows(fitted, rows).kept.to_pylist()
     assert [row["ok"] for row in kept] == ["true", "false"]
-    assert [row["pay"] for row in kept] == [hash_values(pa.array([text]), KEY)[0].as_py() for text in ("1.5", "NaN")]
+    assert [row["pay"] for row in kept] == [
+        hash_values(pa.array([text]), KEY)[0].as_py() for text in ("1.5", "NaN")
+    ]
     first, second = hash_values(pa.array(["a", "b c"]), KEY).to_pylist()
     assert kept[0]["tags"] == f'{{"{first}","{second}"}}'
     assert [column.type_oid for column in fitted.schema.columns] == [25, 25, 25, 1082, 1009]
@@ -278,13 +316,20 @@ def test_a_transform_can_be_pickled_and_has_a_fingerprint() -> None:
     one = Transform(hash=("email",), where="id > 5", key=KEY)
     fitted = pickle.loads(pickle.dumps(one.fit(TABLE)))
     assert fitted.schema == one.schema(TABLE)
-    others = [Transform(hash=("email",), key=KEY), Transform(hash=("email",), where="id > 5", key=Secret("x")), Transform()]
+    others = [
+        Transform(hash=("email",), key=KEY),
+        Transform(hash=("email",), where="id > 5", key=Secret("x")),
+        Transform(),
+    ]
     assert len({each.fingerprint for each in [one, *others]}) == 4
 
 
 def test_a_column_of_the_source_may_have_the_name_of_one_that_rejected_rows_get() -> None:
     table = replace(TABLE, columns=(*TABLE.columns, Column("_reason", pa.string(), 25)))
     rows = ROWS.append_column("_reason", pa.array([f"own {number}" for number in range(ROWS.num_rows)]))
-    outcome = transform_rows(Transform(where="pay > 3").fit(table), rows.select([*(column.name for column in table.columns), EXACT]))
+    outcome = transform_rows(
+        Transform(where="pay > 3").fit(table),
+        rows.select([*(column.name for column in table.columns), EXACT]),
+    )
     assert outcome.refused.column("_reason").to_pylist() == ["own 1"]
     assert sum(outcome.reasons.values()) == 1

@@ -59,7 +59,9 @@ class PollingCapture(ChangeCapture):
         feed = PollingFeed(settings)
         feed.ensure()
         register(settings.spool)
-        return LiveChanges(settings.spool, FeedCapture(feed, settings.feed), reject_inexact=settings.types.rejects_inexact)
+        return LiveChanges(
+            settings.spool, FeedCapture(feed, settings.feed), reject_inexact=settings.types.rejects_inexact
+        )
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:
@@ -90,6 +92,8 @@ class PollingCapture(ChangeCapture):
                     for block in read_window(connection, table, EVERYTHING, EVERYTHING, read):
                         rows = decode_rows(block.texts, table.schema)
                         check_values(rows, table.schema, reject_inexact=settings.types.rejects_inexact)
-                        batch = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=snapshot_schema(table.schema))
+                        batch = pa.RecordBatch.from_arrays(
+                            [*rows.columns, rows.exact], schema=snapshot_schema(table.schema)
+                        )
                         for event in snapshot_events(batch, table.schema):
                             yield Change(event, UNTRACKED, commit)

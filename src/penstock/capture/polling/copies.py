@@ -48,7 +48,9 @@ _HORIZON = b"horizon"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopiedVersions:
-    """The rows in a copy at `position`: those written by transactions before `horizon`, and these versions."""
+    """The rows in a copy at `position`: those written by transactions before `horizon`, and these
+    versions.
+    """
 
     position: Position
     horizon: int
@@ -97,7 +99,9 @@ class KnownCopies:
     def _load(self, oid: int, position: Position) -> CopiedVersions | None:
         try:
             table = pq.read_table(self._path(oid, position))
-            return CopiedVersions(position, int(table.schema.metadata[_HORIZON]), table.column(0).combine_chunks())
+            return CopiedVersions(
+                position, int(table.schema.metadata[_HORIZON]), table.column(0).combine_chunks()
+            )
         except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
             facts = {"oid": oid, "position": str(position), "error": type(error).__name__}
             _log.warning("copied versions unreadable, some rows are delivered twice", extra=facts)
@@ -127,7 +131,8 @@ class CopiedTables:
     def __call__(self, connection: Connection, read: ConsistentRead) -> None:
         if not self.tables:
             return
-        # After a crash that loses this WAL, the server would assign the position and the transaction ids again.
+        # After a crash that loses this WAL, the server would assign the position and the transaction ids
+        # again.
         with connect(self.settings.address) as other:
             ensure_flushed(other, read.position)
         keys, copies = KnownKeys(self.settings.keys), KnownCopies(self.settings.keys)
@@ -141,10 +146,15 @@ class CopiedTables:
 
 
 def _read_latest(connection: Connection, table: PolledTable, read: ConsistentRead) -> pa.StringArray:
-    """The visible versions written since the oldest open transaction. Older ones are identified by `horizon`."""
+    """The visible versions written since the oldest open transaction.
+
+    Older ones are identified by `horizon`.
+    """
     if read.xmin == read.xmax:
         return NONE_SEEN
-    return read_versions(connection, replace(table, cursor=None), Window(horizon=read.xmin), read, _MOST_VERSIONS)
+    return read_versions(
+        connection, replace(table, cursor=None), Window(horizon=read.xmin), read, _MOST_VERSIONS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +166,6 @@ class CopyExport:
     def __call__(
         self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = ()
     ) -> AbstractContextManager[ExportedSnapshot]:
-        return export_consistent_read(address, on_wait, CopiedTables(self.settings, tables), self.settings.poll_lock)
+        return export_consistent_read(
+            address, on_wait, CopiedTables(self.settings, tables), self.settings.poll_lock
+        )

@@ -27,14 +27,27 @@ from typing_extensions import override
 from penstock.capture.polling.copies import CopiedVersions, KnownCopies
 from penstock.capture.polling.known_keys import KnownKeys
 from penstock.capture.polling.settings import PollingSettings
-from penstock.capture.polling.tables import NONE_SEEN, PollingState, TableState, begin_table, find_tables, inspect_polled, parse_begin
+from penstock.capture.polling.tables import (
+    NONE_SEEN,
+    PollingState,
+    TableState,
+    begin_table,
+    find_tables,
+    inspect_polled,
+    parse_begin,
+)
 from penstock.capture.pull import ChangeFeed, FeedSession, Mark
 from penstock.capture.source_checks import check_not_rewound, check_same_system
 from penstock.change import ChangeBatch, ChangeType, LogStep, PiecesCommitted, TransactionPiece, Transactions
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
-from penstock.postgres.consistent_read import ConsistentRead, ensure_flushed, hold_consistent_read, inspect_system
+from penstock.postgres.consistent_read import (
+    ConsistentRead,
+    ensure_flushed,
+    hold_consistent_read,
+    inspect_system,
+)
 from penstock.postgres.polled_tables import (
     InitialTransactions,
     OpenTransactions,
@@ -82,9 +95,13 @@ class PollSteps:
 
     def at(self, position: Position) -> PollSteps:
         """The steps for changes at an earlier position, after the previous poll. `finish` yields them too."""
-        return self._earlier.setdefault(position, PollSteps(position, self._time, self._xid + 1 + len(self._earlier)))
+        return self._earlier.setdefault(
+            position, PollSteps(position, self._time, self._xid + 1 + len(self._earlier))
+        )
 
-    def add(self, schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray]) -> Iterator[LogStep]:
+    def add(
+        self, schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray]
+    ) -> Iterator[LogStep]:
         return self._add(change_batch(schema, kind, texts, self._place))
 
     def truncate(self, schema: TableSchema) -> Iterator[LogStep]:
@@ -172,7 +189,9 @@ class PollingFeed(ChangeFeed):
         with connect(settings.address) as connection:
             system = inspect_system(connection)
             found = find_tables(connection, tables)
-            with hold_consistent_read(connection, [table.name for table in found], settings.poll_lock) as read:
+            with hold_consistent_read(
+                connection, [table.name for table in found], settings.poll_lock
+            ) as read:
                 polled = inspect_polled(connection, settings, found).checked()
                 states = {table.schema.oid: begin_table(connection, table, read, keys) for table in polled}
             ensure_flushed(connection, read.position)
@@ -195,7 +214,9 @@ class PollingSession(FeedSession):
         self._stack = ExitStack()
         state = PollingState.parse(mark.state)
         try:
-            self._connection: Connection = self._stack.enter_context(connect(settings.address, "penstock polling"))
+            self._connection: Connection = self._stack.enter_context(
+                connect(settings.address, "penstock polling")
+            )
             with source_errors(f"querying {settings.address.describe()}"):
                 self.system = inspect_system(self._connection)
                 self._stack.enter_context(self._store.held(self._connection))
@@ -226,17 +247,23 @@ class PollingSession(FeedSession):
         connection, last = self._connection, self.mark.position
         with source_errors(f"polling {self._settings.address.describe()}"):
             found = self._find()
-            self._keys.keep_only({oid: state.keys for oid, state in self._states.items() if state.keys is not None})
+            self._keys.keep_only(
+                {oid: state.keys for oid, state in self._states.items() if state.keys is not None}
+            )
             now = inspect_open(connection)
             safe = self._safe.next_poll(now)
-            with hold_consistent_read(connection, [table.name for table in found], self._settings.poll_lock) as read:
+            with hold_consistent_read(
+                connection, [table.name for table in found], self._settings.poll_lock
+            ) as read:
                 check_not_rewound(self._reached, read.position)
                 position = max(read.position, Position.of(last.value + 1))
                 steps = PollSteps(position, read.taken_at)
                 states = {oid: state for oid, state in self._states.items() if self._is_polled(oid)}
                 copies = self._copies.load(last, position)
                 for table in self._inspect(found):
-                    poll = _TablePoll(table, self._state_of(table), read, position, copies.get(table.schema.oid, []))
+                    poll = _TablePoll(
+                        table, self._state_of(table), read, position, copies.get(table.schema.oid, [])
+                    )
                     following = self._next_window(poll, now, safe)
                     states[table.schema.oid] = yield from self._poll_table(poll, following, steps)
             ensure_flushed(connection, read.position)
@@ -275,7 +302,10 @@ class PollingSession(FeedSession):
         for name, error in polled.refused.items():
             if name not in self._warned:
                 self._warned.add(name)
-                _log.warning("table can no longer be polled", extra={"table": str(name), "code": error.code, "reason": error.message})
+                _log.warning(
+                    "table can no longer be polled",
+                    extra={"table": str(name), "code": error.code, "reason": error.message},
+                )
         return polled.tables
 
     def _state_of(self, table: PolledTable) -> TableState:
@@ -290,13 +320,17 @@ class PollingSession(FeedSession):
         table, window = poll.table, poll.state.window
         if table.cursor is None:
             return Window(horizon=poll.read.xmin)
-        watch = self._columns.setdefault((table.schema.oid, table.how), _ColumnWatch(window.low, self._safe.polls - 1))
+        watch = self._columns.setdefault(
+            (table.schema.oid, table.how), _ColumnWatch(window.low, self._safe.polls - 1)
+        )
         have_ended = watch.first.have_ended(now)
         low = watch.low(safe)
         watch.learn(self._safe.polls, inspect_highest(self._connection, table))
         return Window(low, None if have_ended or window.is_everything else window.horizon)
 
-    def _poll_table(self, poll: _TablePoll, following: Window, steps: PollSteps) -> Generator[LogStep, None, TableState]:
+    def _poll_table(
+        self, poll: _TablePoll, following: Window, steps: PollSteps
+    ) -> Generator[LogStep, None, TableState]:
         """Yield the changes of one table; returns its state after the poll."""
         table, state = poll.table, poll.state
         if table.schema.oid not in self._states:
@@ -304,7 +338,10 @@ class PollingSession(FeedSession):
             yield from steps.truncate(table.schema)
         if self._settings.rules.deletes:
             if state.keys is not None and not self._keys.has(table.schema, state.keys):
-                _log.warning("known keys lost or incompatible, reading the table in full", extra={"table": str(table.schema.name)})
+                _log.warning(
+                    "known keys lost or incompatible, reading the table in full",
+                    extra={"table": str(table.schema.name)},
+                )
                 yield from steps.truncate(table.schema)
                 state = replace(state.reset(), keys=None)
             copies = self._keys.copies(table.schema, state.keys, poll.position)
@@ -317,14 +354,18 @@ class PollingSession(FeedSession):
             steps.is_due = True
         return TableState(table.how, following, seen, keys)
 
-    def _upserts(self, poll: _TablePoll, following: Window, steps: PollSteps) -> Generator[LogStep, None, pa.StringArray]:
+    def _upserts(
+        self, poll: _TablePoll, following: Window, steps: PollSteps
+    ) -> Generator[LogStep, None, pa.StringArray]:
         """Yield new rows; returns the versions that the next poll will find again."""
         table, state = poll.table, poll.state
         # Rows of a full read may follow a truncate, and must not be placed before it.
         copies = [] if state.window.is_everything else poll.copies
         seen: list[pa.StringArray] = []
         horizons = [copy.horizon for copy in copies]
-        for block in read_window(self._connection, table, state.window, following, poll.read, horizons=horizons):
+        for block in read_window(
+            self._connection, table, state.window, following, poll.read, horizons=horizons
+        ):
             if sum(map(len, seen)) < _MOST_SEEN:
                 seen.append(block.versions.filter(block.comes_again))
             for place, fresh in _by_position(block.without(state.seen), copies, steps):
@@ -332,7 +373,9 @@ class PollingSession(FeedSession):
                     yield from place.add(table.schema, ChangeType.UPDATE_POSTIMAGE, fresh.texts)
         return pa.concat_arrays(seen) if seen else NONE_SEEN
 
-    def _compare(self, poll: _TablePoll, before: Position | None, copies: Sequence[Position], steps: PollSteps) -> Iterator[LogStep]:
+    def _compare(
+        self, poll: _TablePoll, before: Position | None, copies: Sequence[Position], steps: PollSteps
+    ) -> Iterator[LogStep]:
         """Yield deletes of the keys that have disappeared since the previous poll or since a copy; one
         truncate if all have.
         """
@@ -384,8 +427,12 @@ class _ColumnWatch:
         self._highest[poll] = highest
 
 
-def _by_position(block: RowBlock, copies: Sequence[CopiedVersions], steps: PollSteps) -> Iterator[tuple[PollSteps, RowBlock]]:
-    """Split the rows: those in a copy get the position of the first such copy, all others that of the poll."""
+def _by_position(
+    block: RowBlock, copies: Sequence[CopiedVersions], steps: PollSteps
+) -> Iterator[tuple[PollSteps, RowBlock]]:
+    """Split the rows: those in a copy get the position of the first such copy, all others that of the
+    poll.
+    """
     for at, copy in enumerate(copies):
         is_copied = copy.has(block, at)
         yield steps.at(copy.position), block.filter(is_copied)
@@ -393,7 +440,9 @@ def _by_position(block: RowBlock, copies: Sequence[CopiedVersions], steps: PollS
     yield steps, block
 
 
-def _prepend(first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArray]]) -> Iterator[list[pa.StringArray]]:
+def _prepend(
+    first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArray]]
+) -> Iterator[list[pa.StringArray]]:
     if first is not None:
         yield first
         yield from rest

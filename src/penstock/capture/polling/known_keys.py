@@ -139,7 +139,12 @@ class KnownKeys:
         self.adopt(table.oid, position)
 
     def compare(
-        self, table: TableSchema, before: Position | None, keys: Iterator[KeyTexts], *, keeps_same: bool = False
+        self,
+        table: TableSchema,
+        before: Position | None,
+        keys: Iterator[KeyTexts],
+        *,
+        keeps_same: bool = False,
     ) -> Iterator[KeyTexts]:
         """Yield the keys of the poll at `before` that are not among `keys`. At the end `keys` are ready for
         `adopt`; equal keys are stored only with `keeps_same`.
@@ -171,7 +176,11 @@ class KnownKeys:
         """The positions of copies between two polls whose keys have the table's current key columns. Some may
         be later, since a poll takes time.
         """
-        found = [position for oid, position in self._list(_COPIED) if oid == table.oid and (after or Position.ZERO) < position < before]
+        found = [
+            position
+            for oid, position in self._list(_COPIED)
+            if oid == table.oid and (after or Position.ZERO) < position < before
+        ]
         return [position for position in found if _is_of(self._copied(table.oid, position), table)]
 
     def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:
@@ -183,7 +192,9 @@ class KnownKeys:
             others = [_Kept(_batches(stack, path), None) for path in paths]
             for texts in _batches(stack, self._copied(table.oid, copy)):
                 upto = texts[0][-1].as_py()
-                is_known = functools.reduce(pc.or_, [pc.is_in(texts[1], other.upto(upto)) for other in others])
+                is_known = functools.reduce(
+                    pc.or_, [pc.is_in(texts[1], other.upto(upto)) for other in others]
+                )
                 gone = [text.filter(pc.invert(is_known)) for text in texts]
                 if len(gone[0]):
                     yield [column.cast(pa.string()) for column in gone]
@@ -230,7 +241,9 @@ def _names(table: TableSchema) -> list[str]:
 
 
 def _schema(table: TableSchema) -> pa.Schema:
-    return pa.schema([pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(_names(table))])
+    return pa.schema(
+        [pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(_names(table))]
+    )
 
 
 def _is_of(path: Path, table: TableSchema) -> bool:

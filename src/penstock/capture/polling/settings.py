@@ -107,7 +107,8 @@ class FileResume(ResumeStore):
     def held(self, connection: Connection) -> AbstractContextManager[object]:
         hint = "stop the other capture, or give this one another directory under polling.resume"
         return FileLock(
-            self.directory / _LOCK, lambda holder: SlotBusyError(f"process {holder} polls by {self.directory / _MARK}", hint=hint)
+            self.directory / _LOCK,
+            lambda holder: SlotBusyError(f"process {holder} polls by {self.directory / _MARK}", hint=hint),
         )
 
     def _load(self, name: str) -> dict[str, str] | None:
@@ -196,12 +197,23 @@ class PollingSettings:
         rules = settings.polling
         assert rules is not None
         return cls(
-            settings.address, settings.slot, settings.spool, settings.tables, rules, settings.limits, settings.types, settings.confirm
+            settings.address,
+            settings.slot,
+            settings.spool,
+            settings.tables,
+            rules,
+            settings.limits,
+            settings.types,
+            settings.confirm,
         )
 
     @property
     def resume(self) -> ResumeStore:
-        return SourceResume(self.address, self.name) if self.rules.resume is None else FileResume(self.rules.resume)
+        return (
+            SourceResume(self.address, self.name)
+            if self.rules.resume is None
+            else FileResume(self.rules.resume)
+        )
 
     @property
     def keys(self) -> Path:
@@ -221,5 +233,11 @@ class PollingSettings:
     @property
     def feed(self) -> FeedSettings:
         return FeedSettings(
-            self.name, CaptureMethod.POLLING, self.spool, self.limits, self.types, self.confirm, self.rules.interval_seconds
+            self.name,
+            CaptureMethod.POLLING,
+            self.spool,
+            self.limits,
+            self.types,
+            self.confirm,
+            self.rules.interval_seconds,
         )

@@ -80,12 +80,15 @@ class PollingState:
             return cls(str(document["system"]), Position.parse(document["reached"]), tables)
         except (KeyError, TypeError, ValueError) as error:
             raise SpoolCorruptError(
-                "the stored polling state cannot be parsed", hint="restore it from a backup, or copy the tables again"
+                "the stored polling state cannot be parsed",
+                hint="restore it from a backup, or copy the tables again",
             ) from error
 
     def to_texts(self) -> dict[int, str]:
         """The state of each table as text, for tables that are polled for the first time."""
-        return {oid: json.dumps({"system": self.system, **_document(state)}) for oid, state in self.tables.items()}
+        return {
+            oid: json.dumps({"system": self.system, **_document(state)}) for oid, state in self.tables.items()
+        }
 
 
 def parse_begin(text: str, system: str) -> TableState:
@@ -117,7 +120,9 @@ def _parse(document: Mapping[str, Any]) -> TableState:
 _MOST_SEEN = 1_000
 
 
-def find_tables(connection: Connection, names: Collection[TableName], oids: Collection[int] = ()) -> list[CatalogTable]:
+def find_tables(
+    connection: Connection, names: Collection[TableName], oids: Collection[int] = ()
+) -> list[CatalogTable]:
     """The existing tables among these, by name or by OID."""
     return [table for table in inspect_tables(connection) if table.name in names or table.oid in oids]
 
@@ -136,7 +141,9 @@ class PolledTables:
         return self.tables
 
 
-def inspect_polled(connection: Connection, settings: PollingSettings, tables: Sequence[CatalogTable]) -> PolledTables:
+def inspect_polled(
+    connection: Connection, settings: PollingSettings, tables: Sequence[CatalogTable]
+) -> PolledTables:
     """The current schemas of the tables and their cursor columns."""
     oids = [table.oid for table in tables]
     schemas = inspect_schemas(connection, tables, settings.types)
@@ -149,7 +156,9 @@ def inspect_polled(connection: Connection, settings: PollingSettings, tables: Se
         try:
             if table.name in faults:
                 raise faults[table.name].error(table.name)
-            cursor = None if column == XMIN else check_cursor(table.name, column, cursors.get((table.oid, column)))
+            cursor = (
+                None if column == XMIN else check_cursor(table.name, column, cursors.get((table.oid, column)))
+            )
         except TableError as error:
             found.refused[table.name] = error
         else:
@@ -161,7 +170,9 @@ def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable])
     """Which of them have partitions. They were found before they were locked, so their names are checked
     again.
     """
-    rows: list[Any] = connection.execute(query("polling", "tables"), {"oids": [table.oid for table in tables]}).fetchall()
+    rows: list[Any] = connection.execute(
+        query("polling", "tables"), {"oids": [table.oid for table in tables]}
+    ).fetchall()
     names = {oid: TableName(schema, name) for oid, schema, name, _ in rows}
     for table in tables:
         if names.get(table.oid) != table.name:
@@ -169,7 +180,9 @@ def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable])
     return {oid for oid, _, _, is_partitioned in rows if is_partitioned}
 
 
-def begin_table(connection: Connection, table: PolledTable, read: ConsistentRead, keys: KnownKeys | None) -> TableState:
+def begin_table(
+    connection: Connection, table: PolledTable, read: ConsistentRead, keys: KnownKeys | None
+) -> TableState:
     """The start state of a table: everything that this read does not see will be returned, and little else.
     Transactions that are open at the read may write cursor values below existing ones; so until they have
     ended, a table with a cursor is polled by `xmin` too.

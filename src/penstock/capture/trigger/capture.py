@@ -52,7 +52,7 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
         """
         return replace(self, required=frozenset(required), manage=manage)
 
-    # --- ChangeCapture --------------------------------------------------------------------------------------------------
+    # --- ChangeCapture --------------------------------------------------------------------------------------
 
     @override
     def live(self) -> ChangeStream:
@@ -67,7 +67,11 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
             provision.check_usable(connection, settings.name)
             ChangeTable(connection, settings.name).inspect()
         register(settings.spool)
-        return LiveChanges(settings.spool, FeedCapture(TriggerFeed(settings), settings.feed), reject_inexact=settings.types.rejects_inexact)
+        return LiveChanges(
+            settings.spool,
+            FeedCapture(TriggerFeed(settings), settings.feed),
+            reject_inexact=settings.types.rejects_inexact,
+        )
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:
@@ -80,14 +84,16 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def lag(self) -> int | None:
-        """Bytes of WAL between the resume point and the current position; None until the change table exists."""
+        """Bytes of WAL between the resume point and the current position; None until the change table
+        exists.
+        """
         with connect(self.settings.address) as connection:
             if not has_change_table(connection, self.settings.name):
                 return None
             state = ChangeTable(connection, self.settings.name).inspect()
             return max(0, state.server - state.confirmed)
 
-    # --- CaptureProvisioning --------------------------------------------------------------------------------------------
+    # --- CaptureProvisioning --------------------------------------------------------------------------------
 
     @override
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
@@ -105,5 +111,9 @@ def _exported(settings: TriggerSettings) -> Iterator[ExportedSnapshot]:
     """
     with connect(settings.address) as connection:
         is_there = has_change_table(connection, settings.name)
-    with export_fence(settings.address, settings.name) if is_there else export_consistent_read(settings.address) as exported:
+    with (
+        export_fence(settings.address, settings.name)
+        if is_there
+        else export_consistent_read(settings.address) as exported
+    ):
         yield exported

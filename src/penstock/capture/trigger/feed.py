@@ -69,12 +69,22 @@ class TriggerSettings:
     @classmethod
     def of(cls, settings: CaptureSettings) -> TriggerSettings:
         """The settings of a capture whose method is triggers."""
-        return cls(settings.address, settings.slot, settings.spool, settings.limits, settings.types, settings.confirm)
+        return cls(
+            settings.address, settings.slot, settings.spool, settings.limits, settings.types, settings.confirm
+        )
 
     @property
     def feed(self) -> FeedSettings:
         """Identity and pace of the feed, and where its changes go."""
-        return FeedSettings(self.name, CaptureMethod.TRIGGER, self.spool, self.limits, self.types, self.confirm, self.poll_seconds)
+        return FeedSettings(
+            self.name,
+            CaptureMethod.TRIGGER,
+            self.spool,
+            self.limits,
+            self.types,
+            self.confirm,
+            self.poll_seconds,
+        )
 
     def __post_init__(self) -> None:
         if not is_change_table_name(self.name):
@@ -185,9 +195,14 @@ class TriggerSession(FeedSession):
         self.mark = Mark(commit.position)
         yield PiecesCommitted(commit.xid, commit.position, commit.at)
 
-    def _decode(self, columns: Sequence[pa.StringArray], commits: Sequence[OrderedCommit]) -> tuple[ChangeBatch, ...]:
+    def _decode(
+        self, columns: Sequence[pa.StringArray], commits: Sequence[OrderedCommit]
+    ) -> tuple[ChangeBatch, ...]:
         recorded = RecordedChanges.of(restored(columns, self._table.restore))
-        shapes = {shape.id: (shape, table_schema(shape, self._types)) for shape in self._table.shapes(recorded.shape_ids)}
+        shapes = {
+            shape.id: (shape, table_schema(shape, self._types))
+            for shape in self._table.shapes(recorded.shape_ids)
+        }
         facts = {commit.position.value: CommitFacts(commit.xid, commit.at) for commit in commits}
         return build_batches(recorded, shapes, facts)
 
@@ -202,7 +217,11 @@ def _fitting(commits: Sequence[OrderedCommit], max_changes: int, max_bytes: int)
     """The first transactions that fit into a page; empty if the first one does not."""
     changes = accumulate(commit.changes for commit in commits)
     sizes = accumulate(commit.bytes for commit in commits)
-    return [commit for commit, total, size in zip(commits, changes, sizes, strict=True) if total <= max_changes and size <= max_bytes]
+    return [
+        commit
+        for commit, total, size in zip(commits, changes, sizes, strict=True)
+        if total <= max_changes and size <= max_bytes
+    ]
 
 
 def _without_commit(batch: ChangeBatch) -> ChangeBatch:

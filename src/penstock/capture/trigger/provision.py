@@ -43,13 +43,17 @@ class TriggerPlan:
     installation: Installation
 
 
-def inspect_trigger_coverage(address: SourceAddress, schema: str, required: Collection[TableName]) -> CoverageReport:
+def inspect_trigger_coverage(
+    address: SourceAddress, schema: str, required: Collection[TableName]
+) -> CoverageReport:
     """Compare `required` with the tables that have triggers. Read only."""
     with connect(address) as connection:
         return plan_trigger_coverage(connection, schema, required).report
 
 
-def ensure_trigger_coverage(address: SourceAddress, schema: str, required: Collection[TableName], manage: bool) -> CoverageReport:
+def ensure_trigger_coverage(
+    address: SourceAddress, schema: str, required: Collection[TableName], manage: bool
+) -> CoverageReport:
     """Add missing triggers if `manage` is set and this role may. Returns the state before the change."""
     with connect(address) as connection:
         plan = plan_trigger_coverage(connection, schema, required)
@@ -59,7 +63,9 @@ def ensure_trigger_coverage(address: SourceAddress, schema: str, required: Colle
         return plan.report
 
 
-def plan_trigger_coverage(connection: Connection, schema: str, required: Collection[TableName]) -> TriggerPlan:
+def plan_trigger_coverage(
+    connection: Connection, schema: str, required: Collection[TableName]
+) -> TriggerPlan:
     """Inspect the change table, the relations and the role, with a fixed number of statements."""
     facts = inspect_change_table(connection, schema)
     relations = inspect_triggered(connection, schema, required)
@@ -71,9 +77,17 @@ def plan_trigger_coverage(connection: Connection, schema: str, required: Collect
     unfit += [blocker for relation in relations for blocker in relation_blockers(schema, relation)]
     # Tables with blockers are reported already, and left out of the statements.
     blocked_tables = {table for blocker in unfit for table in blocker.tables}
-    wanting = [relation for relation in missing if relation.name not in blocked_tables and not relation.has_triggers]
+    wanting = [
+        relation for relation in missing if relation.name not in blocked_tables and not relation.has_triggers
+    ]
     needs_table = not is_ready
-    installation = Installation(schema, role.name, needs_table, tuple(relation.name for relation in wanting), needs_schema=facts is None)
+    installation = Installation(
+        schema,
+        role.name,
+        needs_table,
+        tuple(relation.name for relation in wanting),
+        needs_schema=facts is None,
+    )
     has_gap = needs_table or bool(wanting)
     blockers = [*unfit, *(role_blockers(schema, facts, wanting, role, installation) if has_gap else ())]
     report = CoverageReport(
@@ -93,26 +107,44 @@ def check_usable(connection: Connection, schema: str) -> None:
     if facts is None:
         raise ChangeTableMissingError(
             f"the change table {schema} does not exist, so changes are not recorded",
-            hint="let the capture create it, with with_trigger_management, or run the statements of its coverage report",
+            hint="let the capture create it, with with_trigger_management, or run the statements of its "
+            "coverage report",
         )
     if not facts.is_usable:
         role = inspect_role(connection)
-        raise PrivilegeError(f"role {role.name} may not use the change table {schema}", hint=grant_text(schema, role.name))
+        raise PrivilegeError(
+            f"role {role.name} may not use the change table {schema}", hint=grant_text(schema, role.name)
+        )
 
 
 def relation_blockers(schema: str, relation: TriggeredRelation) -> Iterator[Blocker]:
     """Why a relation cannot be captured."""
     name, table = relation.name, table_sql(relation.name)
     if relation.oid is None:
-        yield Blocker(NoTablesError.code, f"there is no table {name} in the source", "check the name; case counts", (name,))
+        yield Blocker(
+            NoTablesError.code,
+            f"there is no table {name} in the source",
+            "check the name; case counts",
+            (name,),
+        )
         return
     if name.schema == schema:
-        yield Blocker(UnsupportedTableError.code, f"{name} is part of the capture itself", "exclude the table", (name,))
+        yield Blocker(
+            UnsupportedTableError.code, f"{name} is part of the capture itself", "exclude the table", (name,)
+        )
         return
     kind = outside_kind(relation.kind, relation.persistence)
     if kind is not None:
-        remedy = f"ALTER TABLE {table} SET LOGGED;" if kind == "unlogged" else "capture the tables that its rows come from"
-        why = "a crash of the server empties it in silence" if kind == "unlogged" else "its rows change elsewhere"
+        remedy = (
+            f"ALTER TABLE {table} SET LOGGED;"
+            if kind == "unlogged"
+            else "capture the tables that its rows come from"
+        )
+        why = (
+            "a crash of the server empties it in silence"
+            if kind == "unlogged"
+            else "its rows change elsewhere"
+        )
         yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: {why}", remedy, (name,))
         return
     if relation.root is not None:
@@ -121,14 +153,20 @@ def relation_blockers(schema: str, relation: TriggeredRelation) -> Iterator[Bloc
     for partition in relation.apart:
         yield Blocker(
             UnsupportedTableError.code,
-            f"partition {partition} of table {name} is unlogged or foreign: changes of its rows may be missed",
-            f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
+            f"partition {partition} of table {name} is unlogged or foreign: changes of its rows may be "
+            "missed",
+            f"ALTER TABLE {partition} SET LOGGED; "
+            f"or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
             (name,),
         )
 
 
 def role_blockers(
-    schema: str, facts: ChangeTableFacts | None, wanting: Sequence[TriggeredRelation], role: Role, installation: Installation
+    schema: str,
+    facts: ChangeTableFacts | None,
+    wanting: Sequence[TriggeredRelation],
+    role: Role,
+    installation: Installation,
 ) -> Iterator[Blocker]:
     """The rights that the role lacks for closing the gap."""
     statements = " ".join(installation.texts)
@@ -152,16 +190,24 @@ def role_blockers(
     yield from _ownership(schema, wanting, role, installation)
 
 
-def _ownership(schema: str, wanting: Sequence[TriggeredRelation], role: Role, installation: Installation) -> Iterator[Blocker]:
+def _ownership(
+    schema: str, wanting: Sequence[TriggeredRelation], role: Role, installation: Installation
+) -> Iterator[Blocker]:
     """One blocker, since the same statements remove it."""
     foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in wanting:
         if not (relation.is_ours and relation.is_reachable) and relation.owner is not None:
             foreign[relation.owner].append(relation.name)
     if foreign:
-        reasons = [f"only {owner}, who owns {', '.join(map(str, names))}, may give it triggers" for owner, names in foreign.items()]
+        reasons = [
+            f"only {owner}, who owns {', '.join(map(str, names))}, may give it triggers"
+            for owner, names in foreign.items()
+        ]
         tables = tuple(sorted(table for names in foreign.values() for table in names))
-        who, statements = "as a superuser, or as their owner, who must then be in trusted_roles", " ".join(installation.texts)
+        who, statements = (
+            "as a superuser, or as their owner, who must then be in trusted_roles",
+            " ".join(installation.texts),
+        )
         if not installation.needs_table:
             who = f"as a superuser; or the grants as role {role.name}, and the rest as their owner"
             statements = " ".join([*(attach_grant_text(schema, owner) for owner in foreign), statements])

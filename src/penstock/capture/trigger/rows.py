@@ -31,7 +31,12 @@ _log = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
 
-_KINDS = pa.array([str(kind) for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)])
+_KINDS = pa.array(
+    [
+        str(kind)
+        for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
+    ]
+)
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
 _CODES = pa.array(["I", "U", "D", "T"])
 """The codes that triggers write for these kinds."""
@@ -67,24 +72,34 @@ class RecordedChanges:
     def of(cls, columns: Sequence[pa.StringArray]) -> RecordedChanges:
         positions, numbers, tables, shapes, kinds, old_at, new_at, old, new = columns
         codes = _numbers(pc.index_in(kinds, value_set=_CODES).cast(pa.int64()))
-        recorded = cls(_integers(positions), _integers(numbers), _integers(tables), _integers(shapes), codes, old, new)
+        recorded = cls(
+            _integers(positions), _integers(numbers), _integers(tables), _integers(shapes), codes, old, new
+        )
         # A ctid at which no other change found its row belongs to a row that was only locked.
         late = np.flatnonzero(as_bools(pc.is_in(new_at, value_set=old_at.drop_null())))
-        return recorded if not len(late) else recorded.only(causal_order(recorded, late, old_at, new_at), recorded.numbers)
+        return (
+            recorded
+            if not len(late)
+            else recorded.only(causal_order(recorded, late, old_at, new_at), recorded.numbers)
+        )
 
     def only(self, chosen: Ints, numbers: Ints | None = None) -> RecordedChanges:
         """A selection or reordering of the changes, with other numbers if given."""
         at = as_arrow(chosen, pa.int64())
         own = self.numbers[chosen] if numbers is None else numbers
         tables, shapes, codes = self.tables[chosen], self.shapes[chosen], self.codes[chosen]
-        return RecordedChanges(self.positions[chosen], own, tables, shapes, codes, self.old.take(at), self.new.take(at))
+        return RecordedChanges(
+            self.positions[chosen], own, tables, shapes, codes, self.old.take(at), self.new.take(at)
+        )
 
     @property
     def shape_ids(self) -> list[int]:
         return [int(each) for each in distinct(np.abs(self.shapes))]
 
 
-def restored(columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]) -> list[pa.StringArray]:
+def restored(
+    columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]
+) -> list[pa.StringArray]:
     """The columns for `RecordedChanges`, with the actual shapes of rows instead of the recorded ones. A
     transaction that began before a table was altered records the old shape, and the column numbers of its
     rows. If no shape with these numbers is found, the result is the negative of the recorded one.
@@ -93,12 +108,18 @@ def restored(columns: Sequence[pa.StringArray], find: Callable[[int, str], int |
     if altered.null_count == len(altered):
         return facts
     recorded = list(zip(facts[_SHAPE].to_pylist(), altered.to_pylist(), strict=True))
-    known = {(shape, numbers): find(int(shape), numbers) or -int(shape) for shape, numbers in set(recorded) if numbers is not None}
+    known = {
+        (shape, numbers): find(int(shape), numbers) or -int(shape)
+        for shape, numbers in set(recorded)
+        if numbers is not None
+    }
     facts[_SHAPE] = pa.array([str(known.get(each, each[0])) for each in recorded], pa.string())
     return facts
 
 
-def causal_order(recorded: RecordedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray) -> Ints:
+def causal_order(
+    recorded: RecordedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray
+) -> Ints:
     """Move each of the `late` changes before the change that found the row at the ctid where this one left
     it, if that was recorded first. Row triggers fire after the statement, one row after the other. If a
     trigger of the application changes another row of the same statement, whose own trigger has not fired yet,
@@ -139,49 +160,75 @@ def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:
 
 
 def build_batches(
-    recorded: RecordedChanges, shapes: Mapping[int, tuple[Shape, TableSchema]], commits: Mapping[int, CommitFacts]
+    recorded: RecordedChanges,
+    shapes: Mapping[int, tuple[Shape, TableSchema]],
+    commits: Mapping[int, CommitFacts],
 ) -> tuple[ChangeBatch, ...]:
     """One batch for each table and schema version, in the order of their first changes."""
     parts: dict[TableSchema, list[ChangeBatch]] = defaultdict(list)
     for shape_id in dict.fromkeys(recorded.shapes.tolist()):
         shape, schema = shapes[abs(shape_id)]
         part = recorded.only(np.flatnonzero(recorded.shapes == shape_id))
-        parts[schema].append(_build_lost(part, schema, commits) if shape_id < 0 else _build_safely(part, shape, schema, commits))
+        parts[schema].append(
+            _build_lost(part, schema, commits)
+            if shape_id < 0
+            else _build_safely(part, shape, schema, commits)
+        )
     return tuple(_joined(schema, batches) for schema, batches in parts.items())
 
 
-def _build_safely(recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+def _build_safely(
+    recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]
+) -> ChangeBatch:
     """Rows that do not match their shape fail their table only."""
     try:
         return _build(recorded, shape, schema, commits)
     except ProtocolError as error:
-        _log.warning("changes unreadable", extra={"table": str(schema.name), "code": error.code, "changes": len(recorded.codes)})
+        _log.warning(
+            "changes unreadable",
+            extra={"table": str(schema.name), "code": error.code, "changes": len(recorded.codes)},
+        )
         return _build_lost(recorded, schema, commits)
 
 
-def _build_lost(recorded: RecordedChanges, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+def _build_lost(
+    recorded: RecordedChanges, schema: TableSchema, commits: Mapping[int, CommitFacts]
+) -> ChangeBatch:
     """Changes whose columns are unknown: without values, each marked as an unreadable text."""
     rows = _Rows.plan(recorded, np.zeros(len(recorded.codes), np.bool_))
     texts = pc.binary_join_element_wise(pa.scalar(REPLACED), pc.coalesce(recorded.new, recorded.old), "")
     lost, count = texts.is_valid(), len(texts)
     fields = change_schema(schema)
-    columns = [DecodedColumn(pa.nulls(count, fields.field(at).type), lost) for at in range(len(schema.columns))]
+    columns = [
+        DecodedColumn(pa.nulls(count, fields.field(at).type), lost) for at in range(len(schema.columns))
+    ]
     unreadable = dict.fromkeys(schema.column_names, lost.true_count)
     decoded = join_columns(columns, [texts] * len(columns), schema, count, unreadable)
     return _batch(recorded, rows, schema, commits, decoded, moves=0)
 
 
-def _build(recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+def _build(
+    recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]
+) -> ChangeBatch:
     new, old = _Tuples.of(recorded.new, shape), _Tuples.of(recorded.old, shape)
     moved = _moved(recorded, new, old, schema.key)
     rows = _Rows.plan(recorded, moved)
-    texts = [_texts(name, rows, new, old, is_key=not schema.key or name in schema.key) for name in schema.column_names]
+    texts = [
+        _texts(name, rows, new, old, is_key=not schema.key or name in schema.key)
+        for name in schema.column_names
+    ]
     decoded = decode_rows(texts, schema, len(rows.codes))
     return _batch(recorded, rows, schema, commits, decoded, moves=int(np.count_nonzero(moved)))
 
 
 def _batch(
-    recorded: RecordedChanges, rows: _Rows, schema: TableSchema, commits: Mapping[int, CommitFacts], decoded: DecodedRows, *, moves: int
+    recorded: RecordedChanges,
+    rows: _Rows,
+    schema: TableSchema,
+    commits: Mapping[int, CommitFacts],
+    decoded: DecodedRows,
+    *,
+    moves: int,
 ) -> ChangeBatch:
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
     batch = pa.RecordBatch.from_arrays(
@@ -189,12 +236,18 @@ def _batch(
         schema=change_schema(schema),
     )
     unreadable = sum(decoded.unreadable.values())
-    return ChangeBatch(schema, batch, ChangeCounts(inserts, updates, deletes, truncates, moves, 0, decoded.inexact, unreadable))
+    return ChangeBatch(
+        schema,
+        batch,
+        ChangeCounts(inserts, updates, deletes, truncates, moves, 0, decoded.inexact, unreadable),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tuples:
-    """The rows of some changes, by column; `places` holds the index of each change's row, -1 if it has none."""
+    """The rows of some changes, by column; `places` holds the index of each change's row, -1 if it has
+    none.
+    """
 
     columns: Mapping[str, pa.StringArray]
     places: Ints
@@ -206,7 +259,9 @@ class _Tuples:
         try:
             columns = split_records(records.drop_null(), len(shape.fields))
         except ProtocolError as error:
-            raise ProtocolError(f"a change of {shape.name} has {error.message} of {len(shape.fields)} columns") from None
+            raise ProtocolError(
+                f"a change of {shape.name} has {error.message} of {len(shape.fields)} columns"
+            ) from None
         return cls({field.name: column for field, column in zip(shape.fields, columns, strict=True)}, places)
 
 

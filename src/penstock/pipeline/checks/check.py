@@ -32,11 +32,34 @@ from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.table_selection import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside, inspect_whole_rows
 from penstock.postgres.chunks import plan_chunks, probe_chunks
-from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect,
+    connect_replication,
+    replication_command,
+    source_errors,
+)
 from penstock.postgres.consistent_read import export_consistent_read
 from penstock.postgres.publication import ensure_trigger, load_key
-from penstock.postgres.server import Limits, Role, inspect_limits, inspect_owner_code, inspect_role, inspect_unreadable, limit_faults
-from penstock.postgres.slot import Slot, check_failover, check_idle, check_slot, inspect_server, inspect_slot, server_faults
+from penstock.postgres.server import (
+    Limits,
+    Role,
+    inspect_limits,
+    inspect_owner_code,
+    inspect_role,
+    inspect_unreadable,
+    limit_faults,
+)
+from penstock.postgres.slot import (
+    Slot,
+    check_failover,
+    check_idle,
+    check_slot,
+    inspect_server,
+    inspect_slot,
+    server_faults,
+)
 from penstock.postgres.snapshot_export import ExportedSnapshot, export_snapshot
 from penstock.schema import Column, TableName, TableSchema
 from penstock.transforms.casts import typed
@@ -55,7 +78,9 @@ def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, 
             step.warn(code, words, f"ALTER TABLE {name} REPLICA IDENTITY FULL;", (name,))
 
 
-def warn_of_old_rows(step: Step, connection: Connection, config: PipelineConfig, selection: Selection) -> None:
+def warn_of_old_rows(
+    step: Step, connection: Connection, config: PipelineConfig, selection: Selection
+) -> None:
     """Warn of change-log tables whose old rows are not in the WAL, because they lack REPLICA IDENTITY
     FULL.
     """
@@ -70,18 +95,28 @@ def warn_of_old_rows(step: Step, connection: Connection, config: PipelineConfig,
         step.warn("no-old-rows", words, f"ALTER TABLE {name} REPLICA IDENTITY FULL;", (name,))
 
 
-def _lacking(name: TableName, schema: TableSchema, config: PipelineConfig, selection: Selection) -> tuple[str, str] | None:
+def _lacking(
+    name: TableName, schema: TableSchema, config: PipelineConfig, selection: Selection
+) -> tuple[str, str] | None:
     transform = None if name in selection.refused else config.transform_of(name)
     if transform is None or not schema.key or schema.members is not None:
         return None
     fitted = transform.fit(schema)
-    long = {column.name for column in schema.columns if column.name not in schema.key and _may_be_long(column)}
+    long = {
+        column.name for column in schema.columns if column.name not in schema.key and _may_be_long(column)
+    }
     if long and any(column.name not in schema.key for column in fitted.condition_columns):
-        words = f"an update that moves a row of {name} into its filter may lack unchanged TOAST values, and fail the table"
+        words = (
+            f"an update that moves a row of {name} into its filter may lack unchanged TOAST values, "
+            "and fail the table"
+        )
         return "filter-may-lack-values", words
     for each in fitted.computed:
         if len(each.needs) > 1 and long & set(each.needs):
-            words = f"{each.name!r} of {name} uses several columns; an update may lack unchanged TOAST values of them, and fail the table"
+            words = (
+                f"{each.name!r} of {name} uses several columns; an update may lack unchanged TOAST "
+                "values of them, and fail the table"
+            )
             return "query-may-lack-values", words
     return None
 
@@ -136,8 +171,12 @@ class _SourceCheck:
                 "slot": lambda step: self._slot(step, stack),
                 "tables": self._tables,
                 "publication": self._with_selection(self._publication),
-                "polling": self._with_selection(lambda step, selection: self._polling(step, selection, stack)),
-                "triggers": self._with_selection(lambda step, selection: self._triggers(step, selection, stack)),
+                "polling": self._with_selection(
+                    lambda step, selection: self._polling(step, selection, stack)
+                ),
+                "triggers": self._with_selection(
+                    lambda step, selection: self._triggers(step, selection, stack)
+                ),
                 "reading": self._with_selection(self._reading),
                 "continuity": self._with_selection(self._continuity),
             }
@@ -180,7 +219,9 @@ class _SourceCheck:
         step.detail = f"Postgres {limits.version}"
         for fault in server_faults(inspect_server(self._connection)):
             step.problem(fault)
-        for fault in limit_faults(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None):
+        for fault in limit_faults(
+            limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None
+        ):
             step.problem(fault)
         with step.catching():
             check_failover(self._config.source.failover, limits.version_number)
@@ -190,7 +231,9 @@ class _SourceCheck:
     def _replication(self, step: Step) -> None:
         try:
             with connect_replication(self._address, "penstock check") as connection:
-                identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
+                identifier, timeline, *_ = replication_command(
+                    connection, "IDENTIFY_SYSTEM", "identifying the server"
+                )
             step.detail = f"system {identifier}, timeline {timeline}"
             self._can_replicate = True
         except PrivilegeError as error:
@@ -225,8 +268,13 @@ class _SourceCheck:
         selection = select_tables(self._connection, config)
         step.detail = f"{len(selection.tables):,} selected"
         if not selection.tables and not selection.refused:
-            reason = f"no table of {self._address.describe()} matches a pattern of tables:, so a run would wait for one"
-            step.problem(NoTablesError(reason, hint="check tables: in the configuration; names are case-sensitive"))
+            reason = (
+                f"no table of {self._address.describe()} matches a pattern of tables:, so a run would "
+                "wait for one"
+            )
+            step.problem(
+                NoTablesError(reason, hint="check tables: in the configuration; names are case-sensitive")
+            )
         for name, error in selection.refused.items():
             step.problem(error, name)
         self._selection = selection
@@ -246,14 +294,25 @@ class _SourceCheck:
         for what, names in ignored.items():
             listed = ", ".join(map(str, names))
             verb = "are" if len(names) > 1 else "is"
-            step.warn("ignored", f"{listed} {verb} ignored: {what}, whose changes do not enter the log", "exclude by pattern", names)
+            step.warn(
+                "ignored",
+                f"{listed} {verb} ignored: {what}, whose changes do not enter the log",
+                "exclude by pattern",
+                names,
+            )
 
     def _warn_of_idle_patterns(self, step: Step, selection: Selection) -> None:
         known = [source for table in selection.tables.values() for source in table.sources]
         for rule in self._config.tables:
-            if rule.match is not None and selection.tables and not any(rule.selects(table.name) for table in known):
+            if (
+                rule.match is not None
+                and selection.tables
+                and not any(rule.selects(table.name) for table in known)
+            ):
                 step.warn(
-                    "no-match", f"pattern {rule.match} matches no table", "check tables: in the configuration; names are case-sensitive"
+                    "no-match",
+                    f"pattern {rule.match} matches no table",
+                    "check tables: in the configuration; names are case-sensitive",
                 )
 
     def _triggers(self, step: Step, selection: Selection, stack: ExitStack) -> None:
@@ -278,7 +337,13 @@ class _SourceCheck:
         if not wanted:
             step.is_skipped = True
             return
-        plan = plan_coverage(self._connection, name, wanted, old_rows=self._config.source.old_rows, unkeyed=self._config.unkeyed(wanted))
+        plan = plan_coverage(
+            self._connection,
+            name,
+            wanted,
+            old_rows=self._config.source.old_rows,
+            unkeyed=self._config.unkeyed(wanted),
+        )
         for blocker in plan.report.blockers:
             step.problem(blocker)
             self._reported.add(blocker.what)
@@ -305,7 +370,9 @@ class _SourceCheck:
         snapshot = self._snapshot
         wanted = selection.sources
         schemas = {schema.oid: schema for schema in selection.source_schemas}
-        unreadable = inspect_unreadable(self._connection, {table.oid: schemas[table.oid].column_names for table in wanted})
+        unreadable = inspect_unreadable(
+            self._connection, {table.oid: schemas[table.oid].column_names for table in wanted}
+        )
         for blocker in reading_blockers(unreadable, self._role):
             if blocker.what not in self._reported:
                 step.problem(blocker)
@@ -316,7 +383,9 @@ class _SourceCheck:
         refused = {each.table for each in unreadable}
         chunks = []
         for table in wanted:
-            planned = plan_chunks(self._connection, table, schemas[table.oid], _ONE_CHUNK_BYTES, self._config.published_by)
+            planned = plan_chunks(
+                self._connection, table, schemas[table.oid], _ONE_CHUNK_BYTES, self._config.published_by
+            )
             chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)
@@ -328,12 +397,23 @@ class _SourceCheck:
         found = inspect_owner_code(self._connection, names)
         if found.owners:
             owners = ", ".join(sorted(set(found.owners.values())))
-            what = f"{self._role.name} is a superuser, and table owners who are not can make it run their functions: {owners}"
+            what = (
+                f"{self._role.name} is a superuser, and table owners who are not can make it run their "
+                f"functions: {owners}"
+            )
             fix = 'capture with a role that has no more than it needs: SECURITY.md, "Code of table owners"'
-            step.warn("superuser-reads-tables-of-others", what, fix, sorted(names[oid] for oid in found.owners))
+            step.warn(
+                "superuser-reads-tables-of-others", what, fix, sorted(names[oid] for oid in found.owners)
+            )
         for oid, functions in found.functions.items():
-            what = f"indexes or constraints of {names[oid]} call functions that run as {self._role.name}: {', '.join(functions)}"
-            fix = "review them, then make a superuser or the capture role their owner: ALTER FUNCTION … OWNER TO …"
+            what = (
+                f"indexes or constraints of {names[oid]} call functions that run as {self._role.name}: "
+                f"{', '.join(functions)}"
+            )
+            fix = (
+                "review them, then make a superuser or the capture role their owner: ALTER FUNCTION … "
+                "OWNER TO …"
+            )
             step.warn("functions-of-others", what, fix, [names[oid]])
 
     def _continuity(self, step: Step, selection: Selection) -> None:
@@ -354,7 +434,9 @@ class _Patience:
         if self._waits >= PATIENCE_WAITS:
             who = "; ".join(each.describe() for each in transactions) or "a transaction"
             fixes = " ".join(each.remedy for each in transactions)
-            raise LockWaitError(f"a slot cannot be created while a transaction stays open: {who}", hint=fixes or None)
+            raise LockWaitError(
+                f"a slot cannot be created while a transaction stays open: {who}", hint=fixes or None
+            )
 
 
 def _warn_of_readers(step: Step, slot: Slot) -> None:
@@ -367,17 +449,45 @@ def _warn_of_readers(step: Step, slot: Slot) -> None:
 
 def _warn_of_settings(step: Step, limits: Limits) -> None:
     if limits.wal_keep_mb == -1:
-        what = "max_slot_wal_keep_size is not set: a slot that is not read keeps WAL until the server's disk is full"
-        step.warn("unbounded-wal", what, "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")
+        what = (
+            "max_slot_wal_keep_size is not set: a slot that is not read keeps WAL until the server's "
+            "disk is full"
+        )
+        step.warn(
+            "unbounded-wal",
+            what,
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();",
+        )
     if limits.sender_timeout_ms and limits.sender_timeout_ms < _SHORT_SENDER_TIMEOUT_MS:
-        what = f"wal_sender_timeout is only {limits.sender_timeout_ms} ms: a short pause of the network ends the stream"
-        step.warn("short-sender-timeout", what, "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();")
+        what = (
+            f"wal_sender_timeout is only {limits.sender_timeout_ms} ms: a short pause of the network "
+            "ends the stream"
+        )
+        step.warn(
+            "short-sender-timeout",
+            what,
+            "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();",
+        )
     if limits.decoding_memory_kb is not None and limits.decoding_memory_kb < _SMALL_DECODING_MEMORY_KB:
-        what = f"logical_decoding_work_mem is only {limits.decoding_memory_kb} kB: the server spills even small transactions to its disk"
-        step.warn("small-decoding-memory", what, "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; SELECT pg_reload_conf();")
+        what = (
+            f"logical_decoding_work_mem is only {limits.decoding_memory_kb} kB: the server spills even "
+            "small transactions to its disk"
+        )
+        step.warn(
+            "small-decoding-memory",
+            what,
+            "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; SELECT pg_reload_conf();",
+        )
     if limits.idle_slot_timeout:
-        what = "idle_replication_slot_timeout is set: the server invalidates the slot of a pipeline that is stopped for longer"
-        step.warn("idle-slot-timeout", what, "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();")
+        what = (
+            "idle_replication_slot_timeout is set: the server invalidates the slot of a pipeline that "
+            "is stopped for longer"
+        )
+        step.warn(
+            "idle-slot-timeout",
+            what,
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+        )
 
 
 def _warn_of_case_duplicates(step: Step, names: Iterable[TableName]) -> None:
@@ -385,7 +495,10 @@ def _warn_of_case_duplicates(step: Step, names: Iterable[TableName]) -> None:
     for name in names:
         other = seen.setdefault(str(name).casefold(), name)
         if other != name:
-            what = f"tables {other} and {name} differ only in case, which file systems and catalogs may not distinguish"
+            what = (
+                f"tables {other} and {name} differ only in case, which file systems and catalogs may "
+                "not distinguish"
+            )
             step.warn("case-twins", what, "rename one of them, or exclude it", (other, name))
 
 

@@ -34,11 +34,16 @@ def _check_state(config: PipelineConfig) -> Step:
         free = storage.free_bytes(place)
         step.detail = f"{config.state}, {free >> 20:,} MiB free"
         if free < _LEAST_FREE_BYTES:
-            raise EnvironmentUnfitError(f"the disk of {config.state} has only {free >> 20} MiB left", hint="make room, or change state:")
+            raise EnvironmentUnfitError(
+                f"the disk of {config.state} has only {free >> 20} MiB left",
+                hint="make room, or change state:",
+            )
         if free < config.max_spool_bytes:
             fix = "make room, lower max_spool_bytes:, or change state:"
             step.warn(
-                "spool-larger-than-disk", f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, more than its disk has left", fix
+                "spool-larger-than-disk",
+                f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, more than its disk has left",
+                fix,
             )
     return step
 
@@ -106,7 +111,9 @@ def _check_postgres(config: PostgresConfig) -> Step:
 def warn_of_tls(step: Step, connection: Connection, key: str) -> None:
     weakness = tls_weakness(connection)
     if weakness is not None:
-        fix = f"sslmode=verify-full in {key}, with sslrootcert=system or the file of the certificate authority"
+        fix = (
+            f"sslmode=verify-full in {key}, with sslrootcert=system or the file of the certificate authority"
+        )
         step.warn("tls-not-verified", weakness, fix)
 
 
@@ -151,7 +158,9 @@ def _write_table(path: Path) -> None:
         from deltalake import DeltaTable, write_deltalake
         from deltalake.exceptions import DeltaError
     except ImportError as error:
-        raise EnvironmentUnfitError("the package deltalake is not installed", hint="pip install 'penstock[delta]'") from error
+        raise EnvironmentUnfitError(
+            "the package deltalake is not installed", hint="pip install 'penstock[delta]'"
+        ) from error
     try:
         write_deltalake(str(path), pa.table({"id": pa.array([1], pa.int64())}))
         DeltaTable(str(path)).version()
@@ -170,7 +179,8 @@ def temporary_place(path: Path, *, shared: bool = False) -> Iterator[Path]:
         storage.ensure_directory(path, shared=shared)
     except OSError as error:
         raise EnvironmentUnfitError(
-            f"{path} cannot be created: {error.strerror}", hint="choose another directory, or give this user write permission"
+            f"{path} cannot be created: {error.strerror}",
+            hint="choose another directory, or give this user write permission",
         ) from error
     try:
         yield path

@@ -16,7 +16,9 @@ _SOURCE = ("PEN-11", "PEN-12", "PEN-14")  # connection and server, slot, tables
 
 
 def exit_code(code: str) -> int:
-    """The exit code for this error: 2 for the configuration, 3 for the source or this machine, 1 otherwise."""
+    """The exit code for this error: 2 for the configuration, 3 for the source or this machine, 1
+    otherwise.
+    """
     if code in _CONFIGURATION:
         return 2
     return 3 if code == EnvironmentUnfitError.code or code.startswith(_SOURCE) else 1
@@ -44,7 +46,13 @@ class Finding:
     tables: tuple[TableName, ...] = ()
 
     def as_document(self) -> dict[str, object]:
-        return {"step": self.step, "code": self.code, "what": self.what, "fix": self.fix, "tables": [str(table) for table in self.tables]}
+        return {
+            "step": self.step,
+            "code": self.code,
+            "what": self.what,
+            "fix": self.fix,
+            "tables": [str(table) for table in self.tables],
+        }
 
 
 @dataclass(slots=True)
@@ -61,7 +69,9 @@ class Step:
         if isinstance(found, Blocker):
             finding = Finding(self.name, found.code, found.what, found.remedy, found.tables)
         else:
-            finding = Finding(self.name, found.code, found.message, found.hint, () if table is None else (table,))
+            finding = Finding(
+                self.name, found.code, found.message, found.hint, () if table is None else (table,)
+            )
         if finding not in self.problems:
             self.problems.append(finding)
 
@@ -116,7 +126,9 @@ class CheckReport:
             "pipeline": self.pipeline,
             "ok": not self.problems,
             "exit_code": self.exit_code,
-            "steps": [{"name": step.name, "state": step.state.value, "detail": step.detail} for step in self.steps],
+            "steps": [
+                {"name": step.name, "state": step.state.value, "detail": step.detail} for step in self.steps
+            ],
             "problems": [finding.as_document() for finding in self.problems],
             "warnings": [finding.as_document() for finding in self.warnings],
         }

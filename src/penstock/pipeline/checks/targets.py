@@ -14,7 +14,13 @@ from penstock.pipeline.checks.findings import Finding, Step
 from penstock.pipeline.epoch_log import Epoch, EpochLog
 from penstock.pipeline.sink_factory import open_targets
 from penstock.pipeline.sources.resume_checks import check_log, check_origin, fail_rejoined, load_memberships
-from penstock.pipeline.table_selection import Selection, Tables, fail_unpublished, find_indistinct, inspect_pipeline
+from penstock.pipeline.table_selection import (
+    Selection,
+    Tables,
+    fail_unpublished,
+    find_indistinct,
+    inspect_pipeline,
+)
 from penstock.pipeline.table_states import TableState
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
@@ -26,7 +32,9 @@ from penstock.sinks.base import Targets
 from penstock.storage.temporary import is_case_sensitive
 
 
-def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress, connection: Connection, selection: Selection) -> None:
+def check_continuing(
+    step: Step, config: PipelineConfig, address: SourceAddress, connection: Connection, selection: Selection
+) -> None:
     """Inspect targets, slot and epoch log as a run does before its first row, with the same functions."""
     root = config.sink.root
     checks = _TargetChecks(step, config, address, connection, selection)
@@ -38,7 +46,11 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
         return
     except EnvironmentUnfitError as error:
         what = f"{error.message}: its tables were not checked"
-        step.warn("targets-not-asked", what, "penstock verify starts Spark and compares them, once they have been copied")
+        step.warn(
+            "targets-not-asked",
+            what,
+            "penstock verify starts Spark and compares them, once they have been copied",
+        )
         checks.compare_record(lambda _, __: is_case_sensitive(root))
         return
     with step.catching():
@@ -66,14 +78,21 @@ class _TargetChecks:
     def compare_targets(self, targets: Targets) -> None:
         step, config, last = self.step, self.config, self.last
         try:
-            tables = inspect_pipeline(self.selection, targets, last, config.schema_rule, config.existing_policy)
+            tables = inspect_pipeline(
+                self.selection, targets, last, config.schema_rule, config.existing_policy
+            )
         except PenstockError as error:  # the epoch log can be read without the targets
             step.problem(error)
             self.compare_record(targets.are_distinct)
             return
-        step.detail = f"{len(tables.filled):,} tables are filled" + (f", recorded up to {last.position}" if last is not None else "")
+        step.detail = f"{len(tables.filled):,} tables are filled" + (
+            f", recorded up to {last.position}" if last is not None else ""
+        )
         for name, policy in tables.foreign.items():
-            step.detail += f"; {targets.describe(name)} is not of this pipeline, and existing is {policy}: {policy.consequence}"
+            step.detail += (
+                f"; {targets.describe(name)} is not of this pipeline, and existing is {policy}: "
+                f"{policy.consequence}"
+            )
         self._compare_source(tables, last, targets.describe)
 
     def compare_record(self, are_distinct: Callable[[TableName, TableName], bool]) -> None:
@@ -90,7 +109,9 @@ class _TargetChecks:
                 recorded[name] = replace(status, applied=max(status.applied or Position.ZERO, last.position))
         self._compare_source(Tables(dict(self.selection.tables), statuses=recorded), last, _unnamed)
 
-    def check_distinct(self, are_distinct: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]) -> None:
+    def check_distinct(
+        self, are_distinct: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]
+    ) -> None:
         """Refuse tables whose names differ only in case. Writes a file to find out whether the target
         distinguishes case; another step reports a directory that cannot be written.
         """
@@ -98,14 +119,21 @@ class _TargetChecks:
             for name, error in find_indistinct(self.selection.tables, are_distinct, describe).items():
                 self.step.problem(error, name)
 
-    def _compare_source(self, tables: Tables, last: Epoch | None, describe: Callable[[TableName], str]) -> None:
+    def _compare_source(
+        self, tables: Tables, last: Epoch | None, describe: Callable[[TableName], str]
+    ) -> None:
         step, config, connection = self.step, self.config, self.connection
         with step.catching():
             slot = inspect_slot(connection, config.slot)
             check_origin(self.address, config, tables, last, system=identify_system(self.address), slot=slot)
             if slot is not None:
                 published = inspect_memberships(connection, config.publication, tables.owners)
-                missing = [source for name in tables.filled for source in tables.sources_of(name) if source not in published]
+                missing = [
+                    source
+                    for name in tables.filled
+                    for source in tables.sources_of(name)
+                    if source not in published
+                ]
                 fail_unpublished(tables, missing, describe)
                 fail_rejoined(tables, load_memberships(config.state), published, describe)
                 check_log(connection, config, tables, describe)

@@ -23,7 +23,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock import storage
-from penstock.change import CHANGE_TYPE, COMMIT_VERSION, ORDINAL, UNCHANGED, ChangeCounts, ChangeType, metadata_index
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_VERSION,
+    ORDINAL,
+    UNCHANGED,
+    ChangeCounts,
+    ChangeType,
+    metadata_index,
+)
 from penstock.errors import SpoolCorruptError
 from penstock.pipeline.dead_letters.rejections import DEAD_LETTER_SCHEMA, DeadLetterStatus, Name
 from penstock.position import Position
@@ -58,7 +66,10 @@ def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
             schema = parse_schema(json.loads((file.schema_arrow.metadata or {})[_SCHEMA]))
             return schema, file.read()
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        hint = "restore the file; without it these dead letters cannot be replayed, and the table needs `penstock tables resync`"
+        hint = (
+            "restore the file; without it these dead letters cannot be replayed, and the table needs "
+            "`penstock tables resync`"
+        )
         raise SpoolCorruptError(f"{path} cannot be read", hint=hint) from error
 
 
@@ -68,7 +79,8 @@ def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> Fi
     """
     schema, rows = read_changes(path)
     kinds, unchanged, versions, ordinals = (
-        rows.column(metadata_index(schema, name)) for name in (CHANGE_TYPE, UNCHANGED, COMMIT_VERSION, ORDINAL)
+        rows.column(metadata_index(schema, name))
+        for name in (CHANGE_TYPE, UNCHANGED, COMMIT_VERSION, ORDINAL)
     )
     names = list(zip(versions.to_pylist(), ordinals.to_pylist(), strict=True))
     counts = ChangeCounts(
@@ -79,7 +91,13 @@ def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> Fi
         unreadable=rows.num_rows,
     )
     file_of = SegmentFile(schema, path.name, rows.num_rows, storage.size_bytes(path), counts, end, end)
-    return FileSlice(path.absolute(), file_of, None, None, frozenset(name for name in names if wanted is not None and name not in wanted))
+    return FileSlice(
+        path.absolute(),
+        file_of,
+        None,
+        None,
+        frozenset(name for name in names if wanted is not None and name not in wanted),
+    )
 
 
 def exclude(slice: FileSlice, names: Collection[Name]) -> FileSlice:
@@ -113,7 +131,8 @@ class Compaction:
             return cls(document["into"], tuple(document["stems"]))
         except (ValueError, KeyError, TypeError) as error:
             raise SpoolCorruptError(
-                f"{where} has invalid content", hint="restore the file; it has the state of the table's dead letters"
+                f"{where} has invalid content",
+                hint="restore the file; it has the state of the table's dead letters",
             ) from error
 
 
@@ -138,7 +157,9 @@ class DeadLetterCompactor:
         schema.
         """
         stems = sorted(files, key=lambda stem: min(files[stem]))
-        runs = [list(run) for _, run in groupby(stems, lambda stem: shape_of(self._changes / f"{stem}.parquet"))]
+        runs = [
+            list(run) for _, run in groupby(stems, lambda stem: shape_of(self._changes / f"{stem}.parquet"))
+        ]
         run = max(runs, key=len)
         if len(run) < 2:
             return None
@@ -151,7 +172,10 @@ class DeadLetterCompactor:
             batches += rows.filter(pa.array([name in files[stem] for name in names], pa.bool_())).to_batches()
         assert schema is not None
         write_changes(self._pending / f"{into}{CHANGES_SUFFIX}", schema, batches)
-        write_durably(self._pending / f"{into}{LETTERS_SUFFIX}", _load(self.directory / f"{stem}.parquet" for stem in run))
+        write_durably(
+            self._pending / f"{into}{LETTERS_SUFFIX}",
+            _load(self.directory / f"{stem}.parquet" for stem in run),
+        )
         storage.sync_directory(self._pending)
         compaction = Compaction(into, tuple(run))
         storage.put(self._document(into), compaction.dump())
@@ -160,7 +184,10 @@ class DeadLetterCompactor:
 
     def finish_interrupted(self) -> None:
         """At the start of a run: finish a compaction that a crash interrupted."""
-        for path in (*storage.list_paths(self.directory, ".*.tmp"), *storage.list_paths(self._pending, "*.tmp")):
+        for path in (
+            *storage.list_paths(self.directory, ".*.tmp"),
+            *storage.list_paths(self._pending, "*.tmp"),
+        ):
             storage.delete(path)
         self.finish("")
 
@@ -195,7 +222,9 @@ class DeadLetterCompactor:
         `lock` is held only while files are added and removed, because another thread may settle a dead letter
         at the same time.
         """
-        visible = [path for path in storage.list_paths(self.directory, "*.parquet") if not path.name.startswith(".")]
+        visible = [
+            path for path in storage.list_paths(self.directory, "*.parquet") if not path.name.startswith(".")
+        ]
         settled = [each for path in visible if (each := SettledFile.inspect(path, before)) is not None]
         few = [each for each in settled if each.bytes < _LARGE_BYTES]
         single = [each for each in few if not each.path.name.startswith(_SETTLED)]
@@ -206,7 +235,9 @@ class DeadLetterCompactor:
             with lock:
                 _remove(forgotten)
 
-    def _merge_files(self, paths: Sequence[Path], before: datetime, lock: AbstractContextManager[object]) -> None:
+    def _merge_files(
+        self, paths: Sequence[Path], before: datetime, lock: AbstractContextManager[object]
+    ) -> None:
         target = self.directory / f"{_SETTLED}{secrets.token_hex(8)}.parquet"
         temporary = target.with_name(f".{target.name}.tmp")
         seen: set[tuple[object, ...]] = set()
@@ -242,14 +273,18 @@ class SettledFile:
             return None
         if pc.any(pc.equal(letters.column("status"), DeadLetterStatus.OPEN.value)).as_py():
             return None
-        return cls(path, size, letters.num_rows, letters.num_rows - (pc.sum(_since(letters, before)).as_py() or 0))
+        return cls(
+            path, size, letters.num_rows, letters.num_rows - (pc.sum(_since(letters, before)).as_py() or 0)
+        )
 
 
 def without_duplicates(letters: pa.Table, seen: set[tuple[object, ...]] | None = None) -> pa.Table:
     """Remove duplicate dead letters, and those in `seen`."""
     seen = set() if seen is None else seen
     wanted = []
-    for name in zip(*(letters.column(each).to_pylist() for each in ("table", "commit_version", "ordinal")), strict=True):
+    for name in zip(
+        *(letters.column(each).to_pylist() for each in ("table", "commit_version", "ordinal")), strict=True
+    ):
         wanted.append(name not in seen)
         seen.add(name)
     return letters if all(wanted) else letters.filter(pa.array(wanted))

@@ -23,7 +23,11 @@ from penstock.config.policies import RefusedPolicy
 from penstock.errors import PenstockError, RowRefusedError, ValuesRefusedError, find_error
 from penstock.pipeline.dead_letters.files import exclude
 from penstock.pipeline.dead_letters.rejections import Name, Rejection
-from penstock.pipeline.dead_letters.snapshot_rejections import RejectedRows, SnapshotRejectionsTask, write_snapshot_rejections
+from penstock.pipeline.dead_letters.snapshot_rejections import (
+    RejectedRows,
+    SnapshotRejectionsTask,
+    write_snapshot_rejections,
+)
 from penstock.pipeline.dead_letters.store import DeadLetterStore, PendingBatch
 from penstock.pipeline.dead_letters.task import ScreeningReport, ScreeningTask, ask_screening, run_screening
 from penstock.pipeline.table_overrides import change_overrides
@@ -42,7 +46,9 @@ from penstock.transforms.transform import Transform
 
 
 @contextmanager
-def answered(task: ScreeningTask, executors: Executors, queries: Queries | None, directory: Path) -> Iterator[ScreeningTask]:
+def answered(
+    task: ScreeningTask, executors: Executors, queries: Queries | None, directory: Path
+) -> Iterator[ScreeningTask]:
     """Context manager: the task with the results of its Spark expressions, in files of `directory` that are
     removed at the end.
     """
@@ -134,7 +140,9 @@ class DeadLetterQueue:
         self._pending_batches.pop(table, None)
         self.store.supersede_all(table)
 
-    def include_due(self, target: Target, changes: TableChanges, end: Position, follows: Callable[[FileSlice], bool]) -> TableChanges:
+    def include_due(
+        self, target: Target, changes: TableChanges, end: Position, follows: Callable[[FileSlice], bool]
+    ) -> TableChanges:
         """Insert the dead letters to replay before the changes. `follows`: whether a slice has the target's
         schema.
         """
@@ -169,13 +177,21 @@ class DeadLetterQueue:
                 found = sink.find_rejected(target, kept, end) if isinstance(error, ValuesRefusedError) else {}
                 if known is not None and found.keys() <= known.keys():
                     raise
-                known = {**(known or {}), **{name: Rejection(error.code, reason) for name, reason in found.items()}}
+                known = {
+                    **(known or {}),
+                    **{name: Rejection(error.code, reason) for name, reason in found.items()},
+                }
             else:
                 self.applied(target.table)
                 return
 
     def screen(
-        self, sink: Sink, target: Target, changes: TableChanges, end: Position, known: Mapping[Name, Rejection] | None = None
+        self,
+        sink: Sink,
+        target: Target,
+        changes: TableChanges,
+        end: Position,
+        known: Mapping[Name, Rejection] | None = None,
     ) -> TableChanges:
         """Remove rejected changes. They are durable as dead letters when this returns. Raises an error if the
         policy is to stop the table.
@@ -195,7 +211,9 @@ class DeadLetterQueue:
         task = self._task(target, changes, own, replayed, end)
         report = self._run(replace(task, known={**task.known, **(known or {})}))
         screened = report.screened
-        self._add_pending(PendingBatch(table, end, report.files, screened.superseded, frozenset(screened.replayed)))
+        self._add_pending(
+            PendingBatch(table, end, report.files, screened.superseded, frozenset(screened.replayed))
+        )
         letters = [replace(slice, excluded=slice.excluded | screened.excluded) for slice in replayed]
         return replace(changes, slices=(*letters, *(exclude(slice, screened.excluded) for slice in own)))
 
@@ -211,9 +229,13 @@ class DeadLetterQueue:
         batch = PendingBatch(table, end, copied, is_resync=True, copy=shadow.copy)
         if changes.slices and (copied or self._is_suspicious(table, changes.slices)):
             letters = tuple(self.store.pending_slices(copied, end))
-            report = self._run(replace(self._task(shadow, changes, list(changes.slices), [], end), letters=letters))
+            report = self._run(
+                replace(self._task(shadow, changes, list(changes.slices), [], end), letters=letters)
+            )
             batch = replace(batch, files=(*copied, *report.files), superseded=report.screened.superseded)
-            changes = replace(changes, slices=tuple(exclude(slice, report.screened.excluded) for slice in changes.slices))
+            changes = replace(
+                changes, slices=tuple(exclude(slice, report.screened.excluded) for slice in changes.slices)
+            )
         if batch.files or self.store.open_names(table):
             self._add_pending(batch)
         return changes
@@ -227,7 +249,9 @@ class DeadLetterQueue:
         epoch must be screened again.
         """
         batch = self._pending_batches.get(table)
-        return batch is not None and (bool(batch.superseded) or not set(batch.files) <= set(self._resync_files.get(table, ())))
+        return batch is not None and (
+            bool(batch.superseded) or not set(batch.files) <= set(self._resync_files.get(table, ()))
+        )
 
     def applied(self, table: TableName) -> None:
         """Settle the dead letters of the epoch that was screened last: the target has committed it."""
@@ -238,8 +262,16 @@ class DeadLetterQueue:
         if table in self._replaying:
             self._replayed(table)
 
-    def store_copied(self, schema: TableSchema, refused: Sequence[RejectedRows], fence: Position, changed: ChangedRows | None) -> None:
-        """Store the rejected rows of a snapshot; they become dead letters when the target commits the copy."""
+    def store_copied(
+        self,
+        schema: TableSchema,
+        refused: Sequence[RejectedRows],
+        fence: Position,
+        changed: ChangedRows | None,
+    ) -> None:
+        """Store the rejected rows of a snapshot; they become dead letters when the target commits the
+        copy.
+        """
         files = self.write_copied(schema, refused, fence, changed)
         self._add_pending(PendingBatch(schema.name, fence, files, is_resync=True))
 
@@ -263,23 +295,41 @@ class DeadLetterQueue:
         self._resync_files[table] = files
 
     def write_copied(
-        self, schema: TableSchema, refused: Sequence[RejectedRows], fence: Position, changed: ChangedRows | None
+        self,
+        schema: TableSchema,
+        refused: Sequence[RejectedRows],
+        fence: Position,
+        changed: ChangedRows | None,
     ) -> tuple[str, ...]:
         if not refused:
             return ()
         table, stem = schema.name, self.store.new_stem(schema.name, fence)
-        task = SnapshotRejectionsTask(table, schema, self._mode_of(table), fence, tuple(refused), changed, str(self.store.pending), stem)
+        task = SnapshotRejectionsTask(
+            table, schema, self._mode_of(table), fence, tuple(refused), changed, str(self.store.pending), stem
+        )
         (stems,) = self._executors.run(write_snapshot_rejections, [task])
         return stems
 
-    def _task(self, target: Target, changes: TableChanges, own: list[FileSlice], replayed: list[FileSlice], end: Position) -> ScreeningTask:
+    def _task(
+        self,
+        target: Target,
+        changes: TableChanges,
+        own: list[FileSlice],
+        replayed: list[FileSlice],
+        end: Position,
+    ) -> ScreeningTask:
         table, evolution = target.table, changes.evolution
-        columns, key = (target.schema, target.key) if evolution is None else (evolution.columns, evolution.key)
+        columns, key = (
+            (target.schema, target.key) if evolution is None else (evolution.columns, evolution.key)
+        )
         transform = self._transform_of(table)
         if transform is not None and changes.slices:
             # the sink transforms the rows later: here they have the source's columns
             source = changes.slices[-1].file.schema
-            columns, key = pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns]), source.key
+            columns, key = (
+                pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns]),
+                source.key,
+            )
         letters = self.store.slices(table, end)
         others = [slice.path for slice in letters if slice.path not in {each.path for each in replayed}]
         task = ScreeningTask(
@@ -292,18 +342,24 @@ class DeadLetterQueue:
             bool(replayed),
             str(self.store.pending),
             self.store.new_stem(table, end),
-            {name: _OF_OTHER_SHAPE for path in others for name in self.store.open_in(table, path)} if replayed else {},
+            {name: _OF_OTHER_SHAPE for path in others for name in self.store.open_in(table, path)}
+            if replayed
+            else {},
         )
         if transform is None:
             return task
-        return replace(task, fitted={slice.file.schema: transform.fit(slice.file.schema) for slice in task.applied})
+        return replace(
+            task, fitted={slice.file.schema: transform.fit(slice.file.schema) for slice in task.applied}
+        )
 
     def _run(self, task: ScreeningTask) -> ScreeningReport:
         with answered(task, self._executors, self._queries, self._asked) as ready:
             (report,) = self._executors.run(run_screening, [ready])
         first = next(iter(report.screened.refused.values()), None)
         if first is not None and self._policy_of(task.table) is RefusedPolicy.STOP:
-            raise (find_error(first.code) or PenstockError)(f"a change of {task.table} is rejected: {first.reason}", hint=_GO_ON)
+            raise (find_error(first.code) or PenstockError)(
+                f"a change of {task.table} is rejected: {first.reason}", hint=_GO_ON
+            )
         return report
 
     def _add_pending(self, batch: PendingBatch) -> None:
@@ -314,9 +370,16 @@ class DeadLetterQueue:
     def _reached(self, sink: Sink, target: Target) -> Position:
         """The target's applied position, which decides whether the pending batch takes effect."""
         now = sink.load_target(target.table)
-        if now is None or now.applied is None or (target.applied is not None and now.applied < target.applied):
+        if (
+            now is None
+            or now.applied is None
+            or (target.applied is not None and now.applied < target.applied)
+        ):
             raise rewound_error(
-                sink.describe(target.table), target.table, None if now is None else now.applied, target.applied or Position.ZERO
+                sink.describe(target.table),
+                target.table,
+                None if now is None else now.applied,
+                target.applied or Position.ZERO,
             )
         batch = self._pending_batches.get(target.table)
         if batch is not None:
@@ -361,7 +424,13 @@ class ResyncDeadLetters:
     def diverts(self, table: TableName) -> bool:
         return self.queue.diverts(table)
 
-    def store_copied(self, schema: TableSchema, refused: Sequence[RejectedRows], fence: Position, changed: ChangedRows | None) -> None:
+    def store_copied(
+        self,
+        schema: TableSchema,
+        refused: Sequence[RejectedRows],
+        fence: Position,
+        changed: ChangedRows | None,
+    ) -> None:
         self.queue.hold_for_resync(schema.name, self.queue.write_copied(schema, refused, fence, changed))
 
     def copied(self, table: TableName) -> None:
@@ -369,7 +438,9 @@ class ResyncDeadLetters:
 
 
 _OF_OTHER_SHAPE = Rejection("PEN-1403", "the table has another schema now")
-_GO_ON = "set refused: dead_letters to divert such rows, or correct the row in the source and resync the table"
+_GO_ON = (
+    "set refused: dead_letters to divert such rows, or correct the row in the source and resync the table"
+)
 
 
 def open_dead_letter_queue(

@@ -25,7 +25,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow import Bools
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, ORDINAL, REPLACED, UNCHANGED, ChangeType
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    ORDINAL,
+    REPLACED,
+    UNCHANGED,
+    ChangeType,
+)
 from penstock.errors import ChangeHeldError, PenstockError, UnreadableTextError, UnrepresentableError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
@@ -62,7 +71,9 @@ class Screened:
     """Dead letters that are applied with this epoch."""
 
 
-def rejected_values(table: TableName, changes: pa.Table, *, reject_inexact: bool, has_unreadable: bool) -> dict[Name, Rejection]:
+def rejected_values(
+    table: TableName, changes: pa.Table, *, reject_inexact: bool, has_unreadable: bool
+) -> dict[Name, Rejection]:
     """Changes with unreadable text or, with `reject_inexact`, values outside their type. Deletes are not
     checked, because only their key is used.
     """
@@ -91,8 +102,8 @@ def screen(
     source: str | None = None,
     needs_earlier_values: bool = False,
 ) -> Screened:
-    """Screen `changes` and the open dead letters (`letters`), both in the order of `read_slices`; `rejections`
-    may name changes of both.
+    """Screen `changes` and the open dead letters (`letters`), both in the order of `read_slices`;
+    `rejections` may name changes of both.
 
     With `replays` the dead letters are applied before the changes. For a routed table, the column `source`
     has the member. `needs_earlier_values`: a later step takes unchanged TOAST values from earlier changes.
@@ -103,7 +114,9 @@ def screen(
         return _screen_log(both, letters.num_rows, rejections, replays=replays, gaps=gaps)
     (codes,) = key_codes([both], layout.key or layout.columns.names)
     rows = _affected_rows(both, codes, letters.num_rows, rejections)
-    screener = _Screener(both, codes, letters.num_rows, rejections, is_keyed=bool(layout.key), replays=replays)
+    screener = _Screener(
+        both, codes, letters.num_rows, rejections, is_keyed=bool(layout.key), replays=replays
+    )
     if source is not None:
         screener.sources = both.column(source).to_pylist()
     for row, name in _names(both, rows):
@@ -111,7 +124,9 @@ def screen(
     return screener.screened
 
 
-def _screen_log(both: pa.Table, letters: int, rejections: Mapping[Name, Rejection], *, replays: bool, gaps: _Gaps | None) -> Screened:
+def _screen_log(
+    both: pa.Table, letters: int, rejections: Mapping[Name, Rejection], *, replays: bool, gaps: _Gaps | None
+) -> Screened:
     """Screen the changes of an `append` table. No change settles another, but changes after `gaps` wait."""
     names = dict(_names(both, np.arange(both.num_rows)))
     deletes = is_kind(both, ChangeType.DELETE)
@@ -144,7 +159,9 @@ class _Gaps:
 
     def __init__(self, both: pa.Table, key: Sequence[str]) -> None:
         (self._codes,) = key_codes([both], key)
-        self._is_delete, self._is_truncate = (is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.TRUNCATE))
+        self._is_delete, self._is_truncate = (
+            is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.TRUNCATE)
+        )
         self._lacks = bools_of(both.column(UNCHANGED).is_valid())
         versions, ordinals = (ints_of(both.column(name)) for name in (COMMIT_VERSION, ORDINAL))
         self._moved = _moved(both, versions, ordinals)
@@ -153,7 +170,9 @@ class _Gaps:
         """Whether the row of the last delete had a dead letter."""
 
     def is_behind(self, row: int) -> bool:
-        return bool(self._lacks[row] and (self._left if self._moved[row] else int(self._codes[row]) in self._open))
+        return bool(
+            self._lacks[row] and (self._left if self._moved[row] else int(self._codes[row]) in self._open)
+        )
 
     def take(self, row: int, *, leaves: bool) -> None:
         """Process the next change. `leaves`: later changes of the row must not take values from this change,
@@ -192,7 +211,11 @@ def _moved(both: pa.Table, versions: Rows, ordinals: Rows) -> Bools:
     """Inserts with unchanged TOAST values that directly follow the delete of the row's old key."""
     moved = is_kind(both, ChangeType.INSERT) & bools_of(both.column(UNCHANGED).is_valid())
     follows = np.zeros(len(moved), np.bool_)
-    follows[1:] = (versions[1:] == versions[:-1]) & (ordinals[1:] == ordinals[:-1] + 1) & is_kind(both, ChangeType.DELETE)[:-1]
+    follows[1:] = (
+        (versions[1:] == versions[:-1])
+        & (ordinals[1:] == ordinals[:-1] + 1)
+        & is_kind(both, ChangeType.DELETE)[:-1]
+    )
     return np.logical_and(moved, follows)
 
 
@@ -205,7 +228,14 @@ class _Screener:
     """Processes changes in order, and tracks the open dead letters of each key."""
 
     def __init__(
-        self, both: pa.Table, codes: Rows, letters: int, rejections: Mapping[Name, Rejection], *, is_keyed: bool, replays: bool
+        self,
+        both: pa.Table,
+        codes: Rows,
+        letters: int,
+        rejections: Mapping[Name, Rejection],
+        *,
+        is_keyed: bool,
+        replays: bool,
     ) -> None:
         self.screened = Screened()
         self.sources: Sequence[object] | None = None
@@ -325,8 +355,12 @@ def build_dead_letters(
     """
     refused, superseded = screened.refused, screened.superseded
     shown = to_envelopes(changes, schema)
-    names = list(zip(shown.column(COMMIT_VERSION).to_pylist(), shown.column(ORDINAL).to_pylist(), strict=True))
-    statuses = [DeadLetterStatus.SUPERSEDED if name in superseded else DeadLetterStatus.OPEN for name in names]
+    names = list(
+        zip(shown.column(COMMIT_VERSION).to_pylist(), shown.column(ORDINAL).to_pylist(), strict=True)
+    )
+    statuses = [
+        DeadLetterStatus.SUPERSEDED if name in superseded else DeadLetterStatus.OPEN for name in names
+    ]
     columns: dict[str, object] = {
         "table": [str(table)] * len(names),
         "status": [status.value for status in statuses],

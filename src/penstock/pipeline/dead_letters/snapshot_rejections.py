@@ -45,7 +45,9 @@ class RejectedRowsFile:
     def __call__(self, rows: pa.RecordBatch, errors: Sequence[PenstockError]) -> None:
         table = pa.Table.from_batches([rows])
         table = table.append_column(_CODE, pa.array([error.code for error in errors], pa.string()))
-        self._tables.append(table.append_column(_REASON, pa.array([error.message for error in errors], pa.string())))
+        self._tables.append(
+            table.append_column(_REASON, pa.array([error.message for error in errors], pa.string()))
+        )
 
     def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -114,7 +116,12 @@ def _refused(task: SnapshotRejectionsTask, part: RejectedRows) -> pa.Table:
     words = [pa.field(_CODE, pa.string()), pa.field(_REASON, pa.string())]
     schema = pa.schema([*snapshot_schema(part.schema), *words])
     before, again = (
-        pa.concat_tables([schema.empty_table(), *(pq.read_table(path).rename_columns(schema.names).cast(schema) for path in paths)])
+        pa.concat_tables(
+            [
+                schema.empty_table(),
+                *(pq.read_table(path).rename_columns(schema.names).cast(schema) for path in paths),
+            ]
+        )
         for paths in (part.chunks, part.repaired)
     )
     if task.changed is not None and before.num_rows:
@@ -126,7 +133,9 @@ def _write(task: SnapshotRejectionsTask, schema: TableSchema, rows: pa.Table, st
     now = datetime.now(UTC)
     names = [(task.fence.value, first + at) for at in range(rows.num_rows)]
     reasons = zip(rows.column(_CODE).to_pylist(), rows.column(_REASON).to_pylist(), strict=True)
-    screened = Screened(refused={name: Rejection(code, reason) for name, (code, reason) in zip(names, reasons, strict=True)})
+    screened = Screened(
+        refused={name: Rejection(code, reason) for name, (code, reason) in zip(names, reasons, strict=True)}
+    )
     kinds = (ChangeType.SNAPSHOT, ChangeType.SNAPSHOT if task.mode.is_log else ChangeType.INSERT)
     shown, kept = (_changes(schema, rows, kind, names, now) for kind in kinds)
     write_changes(Path(task.directory, f"{stem}{CHANGES_SUFFIX}"), schema, kept.to_batches())
@@ -134,11 +143,16 @@ def _write(task: SnapshotRejectionsTask, schema: TableSchema, rows: pa.Table, st
     write_durably(Path(task.directory, f"{stem}{LETTERS_SUFFIX}"), pa.concat_tables(letters))
 
 
-def _changes(schema: TableSchema, rows: pa.Table, kind: ChangeType, names: Sequence[Name], now: datetime) -> pa.Table:
+def _changes(
+    schema: TableSchema, rows: pa.Table, kind: ChangeType, names: Sequence[Name], now: datetime
+) -> pa.Table:
     count = rows.num_rows
     ordinals = pa.array([ordinal for _, ordinal in names], pa.int64())
     values = [kind.value, names[0][0], now, None, 0, None, None]
-    columns = [pa.repeat(pa.scalar(value, field.type), count) for value, field in zip(values, METADATA_FIELDS, strict=True)]
+    columns = [
+        pa.repeat(pa.scalar(value, field.type), count)
+        for value, field in zip(values, METADATA_FIELDS, strict=True)
+    ]
     columns[3], columns[6] = ordinals, rows.column(EXACT).combine_chunks()
     own = [rows.column(at) for at in range(len(schema.columns))]
     return pa.table([*own, *columns], schema=change_schema(schema)).combine_chunks()
@@ -147,7 +161,10 @@ def _changes(schema: TableSchema, rows: pa.Table, kind: ChangeType, names: Seque
 def _untouched(rows: pa.Table, schema: TableSchema, part: RejectedRows, changed: ChangedRows) -> pa.Table:
     """The rows whose keys did not change during the copy."""
     types = {column.name: column.arrow_type for column in schema.columns}
-    files = [pq.read_table(path, coerce_int96_timestamp_unit="us") for path in storage.list_paths(Path(changed.keys), "*.parquet")]
+    files = [
+        pq.read_table(path, coerce_int96_timestamp_unit="us")
+        for path in storage.list_paths(Path(changed.keys), "*.parquet")
+    ]
     keys = pa.concat_tables(files)
     columns = {name: keys.column(match_column(at)).cast(types[name]) for at, name in enumerate(schema.key)}
     texts = {name: keys.column(match_text_column(at)) for at, name in enumerate(schema.key)}

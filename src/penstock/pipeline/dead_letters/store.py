@@ -30,7 +30,14 @@ import pyarrow.parquet as pq
 from penstock import storage
 from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL
 from penstock.errors import RowRefusedError, SnapshotLostError, SpoolCorruptError
-from penstock.pipeline.dead_letters.files import CHANGES_SUFFIX, LETTERS_SUFFIX, MANY, DeadLetterCompactor, load_slice, without_duplicates
+from penstock.pipeline.dead_letters.files import (
+    CHANGES_SUFFIX,
+    LETTERS_SUFFIX,
+    MANY,
+    DeadLetterCompactor,
+    load_slice,
+    without_duplicates,
+)
 from penstock.pipeline.dead_letters.rejections import DEAD_LETTER_SCHEMA, DeadLetterStatus, Name, settled
 from penstock.position import Position
 from penstock.postgres.routed_schema import is_same_shape
@@ -98,7 +105,8 @@ class PendingBatch:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SpoolCorruptError(
-                f"{where} has invalid content", hint="restore the file; it has the state of the table's dead letters"
+                f"{where} has invalid content",
+                hint="restore the file; it has the state of the table's dead letters",
             ) from error
 
 
@@ -129,7 +137,8 @@ class DeadLetterStore:
                     self._load_open(path)
                 return
 
-    # reading ----------------------------------------------------------------------------------------------------------------------
+    # reading
+    # --------------------------------------------------------------------------------------------------------
 
     def open_names(self, table: TableName) -> set[Name]:
         return {name for names in self._open.get(table, {}).values() for name in names}
@@ -160,7 +169,10 @@ class DeadLetterStore:
         """All dead letters, in the order in which they were rejected."""
         while True:
             with suppress(FileNotFoundError):  # a compaction removed the file: read again
-                found = [pq.read_table(path, schema=DEAD_LETTER_SCHEMA, partitioning=None) for path in self._visible()]
+                found = [
+                    pq.read_table(path, schema=DEAD_LETTER_SCHEMA, partitioning=None)
+                    for path in self._visible()
+                ]
                 letters = without_duplicates(pa.concat_tables([DEAD_LETTER_SCHEMA.empty_table(), *found]))
                 return letters.sort_by([("commit_version", "ascending"), ("ordinal", "ascending")])
 
@@ -169,7 +181,8 @@ class DeadLetterStore:
         found = [(path, storage.read(path)) for path in storage.list_paths(self.pending, "*.json")]
         return [PendingBatch.parse(data, path) for path, data in found if data is not None]
 
-    # writing ----------------------------------------------------------------------------------------------------------------------
+    # writing
+    # --------------------------------------------------------------------------------------------------------
 
     def new_stem(self, table: TableName, end: Position) -> str:
         """The stem for files of new dead letters under `pending`."""
@@ -227,7 +240,10 @@ class DeadLetterStore:
         self.compactor.finish_interrupted()
         self._load_all_open()
         named = {
-            f"{stem}{suffix}" for batch in self.pending_batches() for stem in batch.files for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX)
+            f"{stem}{suffix}"
+            for batch in self.pending_batches()
+            for stem in batch.files
+            for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX)
         }
         for path in storage.list_paths(self.pending, "*.parquet"):
             if path.name not in named:
@@ -272,11 +288,26 @@ class DeadLetterStore:
     def _mark(self, batch: PendingBatch) -> None:
         for stem, names in list(self._open.get(batch.table, {}).items()):
             if stem not in batch.files:
-                self._mark_in(stem, batch, dict.fromkeys(names, (DeadLetterStatus.SUPERSEDED, batch.end.value)) if batch.is_resync else {})
+                self._mark_in(
+                    stem,
+                    batch,
+                    dict.fromkeys(names, (DeadLetterStatus.SUPERSEDED, batch.end.value))
+                    if batch.is_resync
+                    else {},
+                )
 
-    def _mark_in(self, stem: str, batch: PendingBatch, marks: dict[Name, tuple[DeadLetterStatus, int]]) -> None:
+    def _mark_in(
+        self, stem: str, batch: PendingBatch, marks: dict[Name, tuple[DeadLetterStatus, int]]
+    ) -> None:
         names = self._open.get(batch.table, {}).get(stem, set())
-        marks = {**marks, **{name: (DeadLetterStatus.SUPERSEDED, by) for name, by in batch.superseded.items() if name in names}}
+        marks = {
+            **marks,
+            **{
+                name: (DeadLetterStatus.SUPERSEDED, by)
+                for name, by in batch.superseded.items()
+                if name in names
+            },
+        }
         marks |= dict.fromkeys(batch.replayed & names, (DeadLetterStatus.REPLAYED, batch.end.value))
         if marks:
             self._rewrite(stem, marks)
@@ -292,13 +323,19 @@ class DeadLetterStore:
         """Load the open dead letters of a file."""
         letters = pq.read_table(path, columns=list(_NAMES), partitioning=None).to_pylist()
         for table in {letter["table"] for letter in letters}:
-            names = {(each["commit_version"], each["ordinal"]) for each in letters if each["status"] == DeadLetterStatus.OPEN}
+            names = {
+                (each["commit_version"], each["ordinal"])
+                for each in letters
+                if each["status"] == DeadLetterStatus.OPEN
+            }
             self._open.setdefault(TableName.parse(table), {})[path.stem] = names
             if not names:
                 del self._open[TableName.parse(table)][path.stem]
 
     def _visible(self) -> Iterable[Path]:
-        return sorted(path for path in storage.list_paths(self.directory, "*.parquet") if not path.name.startswith("."))
+        return sorted(
+            path for path in storage.list_paths(self.directory, "*.parquet") if not path.name.startswith(".")
+        )
 
     def _document(self, table: TableName) -> Path:
         return self.pending / f"{_digest(table)}.json"
@@ -326,7 +363,9 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
     Raises `SnapshotLostError` if one was settled and deleted since. Dead letters of another schema of the
     table are ignored.
     """
-    schema = pa.schema([*(pa.field(name, _types(source)[name]) for name in source.key), pa.field(EXACT, EXACT_TYPE)])
+    schema = pa.schema(
+        [*(pa.field(name, _types(source)[name]) for name in source.key), pa.field(EXACT, EXACT_TYPE)]
+    )
     wanted = _open_at(store.load(), source, fence) if source.key else set()
     if not wanted:
         return schema.empty_table()
@@ -334,7 +373,9 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
         slices = store.slices(source.name, fence or Position.ZERO)
         found = [keys for slice in slices for keys in _keys(slice, source, wanted)]
     except SpoolCorruptError as error:
-        raise SnapshotLostError(f"dead letters of {source.name} were settled during the comparison") from error
+        raise SnapshotLostError(
+            f"dead letters of {source.name} were settled during the comparison"
+        ) from error
     if wanted - store.open_names(source.name):
         raise SnapshotLostError(f"dead letters of {source.name} were settled during the comparison")
     return pa.concat_tables([schema.empty_table(), *(pa.table(keys, schema=schema) for keys in found)])
@@ -343,7 +384,9 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
 def check_held(source: TableSchema, refused: Sequence[Path], held: pa.Table) -> None:
     """Raise `RowRefusedError` unless every row that could not be transformed has a dead letter."""
     names = [*source.key, EXACT]
-    rows = pa.concat_tables([held.slice(0, 0), *(pq.read_table(path, columns=names).cast(held.schema) for path in refused)])
+    rows = pa.concat_tables(
+        [held.slice(0, 0), *(pq.read_table(path, columns=names).cast(held.schema) for path in refused)]
+    )
     mine, theirs = key_codes([rows, held], source.key)
     count = int((~np.isin(mine, theirs)).sum())
     if count:
@@ -357,7 +400,9 @@ def _open_at(letters: pa.Table, source: TableSchema, fence: Position | None) -> 
     is_open = pc.equal(letters.column("status"), DeadLetterStatus.OPEN.value)
     if fence is not None:
         since = pc.fill_null(pc.greater(letters.column("settled_version"), fence.value), fill_value=False)
-        is_open = pc.and_(pc.or_(is_open, since), pc.less_equal(letters.column("commit_version"), fence.value))
+        is_open = pc.and_(
+            pc.or_(is_open, since), pc.less_equal(letters.column("commit_version"), fence.value)
+        )
     chosen = letters.filter(pc.and_(is_open, pc.equal(letters.column("table"), str(source.name))))
     return set(zip(*(chosen.column(name).to_pylist() for name in ("commit_version", "ordinal")), strict=True))
 
@@ -368,10 +413,15 @@ def _keys(slice: FileSlice, source: TableSchema, wanted: set[Name]) -> Iterator[
     if constant is None:
         return
     for batch in read_rows(slice, _MAX_ROWS, _MAX_BYTES):
-        names = zip(*(metadata_column(batch, slice, name).to_pylist() for name in (COMMIT_VERSION, ORDINAL)), strict=True)
+        names = zip(
+            *(metadata_column(batch, slice, name).to_pylist() for name in (COMMIT_VERSION, ORDINAL)),
+            strict=True,
+        )
         kept = batch.filter(pa.array([name in wanted for name in names], pa.bool_()))
         columns = {column.name: kept.column(at) for at, column in enumerate(shape.columns)}
-        columns |= {name: pa.repeat(pa.scalar(text, pa.string()), kept.num_rows) for name, text in constant.items()}
+        columns |= {
+            name: pa.repeat(pa.scalar(text, pa.string()), kept.num_rows) for name, text in constant.items()
+        }
         yield [*(columns[name] for name in source.key), metadata_column(kept, slice, EXACT)]
 
 

@@ -68,7 +68,10 @@ class ScreeningTask:
     @property
     def shapes(self) -> list[tuple[Fitted, list[FileSlice]]]:
         """The same changes, grouped into runs of one schema, in order."""
-        return [(self.fitted[schema], list(group)) for schema, group in groupby(self.applied, lambda slice: slice.file.schema)]
+        return [
+            (self.fitted[schema], list(group))
+            for schema, group in groupby(self.applied, lambda slice: slice.file.schema)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
         for slice in group:
             changes = read_slices([slice], narrow, None, task.views)
             has_unreadable = slice.file.counts.unreadable > 0
-            rejections |= rejected_values(task.table, changes, reject_inexact=task.reject_inexact, has_unreadable=has_unreadable)
+            rejections |= rejected_values(
+                task.table, changes, reject_inexact=task.reject_inexact, has_unreadable=has_unreadable
+            )
             read.append(changes)
         tables.append(pa.concat_tables([read_slices([], narrow), *read]))
     letters, changes = in_order(tables[0]), tables[1]
@@ -96,7 +101,13 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
     needs_earlier_values = any(each.needs_earlier_values for each in task.fitted.values())
     while True:
         screened = screen(
-            changes, letters, narrow, rejections, replays=task.replays, source=source, needs_earlier_values=needs_earlier_values
+            changes,
+            letters,
+            narrow,
+            rejections,
+            replays=task.replays,
+            source=source,
+            needs_earlier_values=needs_earlier_values,
         )
         found = _transform_rejections(task, screened) if task.fitted else {}
         if found.keys() <= rejections.keys():
@@ -110,7 +121,11 @@ def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
     directory = Path(str(task.answers))
     found = []
     for number, (fitted, group) in enumerate(task.shapes):
-        path = None if fitted.query is None else write_questions(fitted, read_source(group, fitted.source), str(directory), 0)
+        path = (
+            None
+            if fitted.query is None
+            else write_questions(fitted, read_source(group, fitted.source), str(directory), 0)
+        )
         if path is not None:
             found.append((number, fitted, path))
     return found
@@ -125,17 +140,30 @@ def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name,
     found: dict[Name, Rejection] = {}
     for number, (fitted, group) in enumerate(task.shapes):
         rows = read_source(group, fitted.source)
-        answers = None if fitted.query is None else read_answers(fitted, f"{task.answers}/{number}", 0, rows.num_rows)
+        answers = (
+            None
+            if fitted.query is None
+            else read_answers(fitted, f"{task.answers}/{number}", 0, rows.num_rows)
+        )
         kept = ~changes_at(rows, screened.excluded)
-        refused = transform_changes(fitted, rows.filter(pa.array(kept)), None if answers is None else answers.only(kept)).refused
+        refused = transform_changes(
+            fitted, rows.filter(pa.array(kept)), None if answers is None else answers.only(kept)
+        ).refused
         named = (refused.column(name).to_pylist() for name in (COMMIT_VERSION, ORDINAL, REASON))
-        found |= {(version, ordinal): Rejection(RowRefusedError.code, reason) for version, ordinal, reason in zip(*named, strict=True)}
+        found |= {
+            (version, ordinal): Rejection(RowRefusedError.code, reason)
+            for version, ordinal, reason in zip(*named, strict=True)
+        }
     return found
 
 
 def _narrowed(layout: Layout) -> Layout:
     """Rows with only their key columns, which are sufficient to identify them."""
-    return Layout(pa.schema([layout.columns.field(name) for name in layout.key]), layout.key, layout.mode) if layout.key else layout
+    return (
+        Layout(pa.schema([layout.columns.field(name) for name in layout.key]), layout.key, layout.mode)
+        if layout.key
+        else layout
+    )
 
 
 def _written(task: ScreeningTask, screened: Screened) -> tuple[str, ...]:
@@ -152,7 +180,10 @@ def _written(task: ScreeningTask, screened: Screened) -> tuple[str, ...]:
         stem = f"{task.stem}-{at}"
         letters = [build_dead_letters(task.table, batch, schema, screened, now) for batch in batches]
         write_changes(Path(task.directory, f"{stem}{CHANGES_SUFFIX}"), schema, batches)
-        write_durably(Path(task.directory, f"{stem}{LETTERS_SUFFIX}"), pa.concat_tables([DEAD_LETTER_SCHEMA.empty_table(), *letters]))
+        write_durably(
+            Path(task.directory, f"{stem}{LETTERS_SUFFIX}"),
+            pa.concat_tables([DEAD_LETTER_SCHEMA.empty_table(), *letters]),
+        )
         stems.append(stem)
     return tuple(stems)
 
@@ -163,7 +194,9 @@ def _refused_rows(slice: FileSlice, names: Mapping[Name, Rejection]) -> list[pa.
         return []
     kept = []
     for batch in read_rows(slice, _MAX_ROWS, _MAX_BYTES):
-        versions, ordinals = (metadata_column(batch, slice, name).to_pylist() for name in (COMMIT_VERSION, ORDINAL))
+        versions, ordinals = (
+            metadata_column(batch, slice, name).to_pylist() for name in (COMMIT_VERSION, ORDINAL)
+        )
         wanted = [name in names for name in zip(versions, ordinals, strict=True)]
         if any(wanted):
             kept.append(batch.filter(pa.array(wanted)))

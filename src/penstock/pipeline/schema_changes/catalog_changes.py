@@ -44,7 +44,10 @@ class AlteredTypes:
     """Whether one of them is a key column: later changes then do not find their rows in the target."""
 
     def __str__(self) -> str:
-        return f"a type was altered, so stored values of column {', '.join(map(repr, self.columns))} have another text form now"
+        return (
+            f"a type was altered, so stored values of column {', '.join(map(repr, self.columns))} have "
+            "another text form now"
+        )
 
 
 class TypeWatch:
@@ -76,12 +79,18 @@ class TypeWatch:
         """
         known = load_known(self._state)
         types = inspect_table_types(connection, schemas)
-        altered = {name: found for name in types if name in applied and (found := types[name].altered(known.get(name, {}))) is not None}
+        altered = {
+            name: found
+            for name in types
+            if name in applied and (found := types[name].altered(known.get(name, {}))) is not None
+        }
         self.open = frozenset(name for name, found in altered.items() if self._is_stopped_by(name, found))
         begun = set(resynced) - self._resynced
         self._resynced = frozenset(resynced)
         fresh = {name for name in types if name not in known or name in begun or name in applied} - self.open
-        save_known(self._state, {name: types[name].signatures if name in fresh else known[name] for name in types})
+        save_known(
+            self._state, {name: types[name].signatures if name in fresh else known[name] for name in types}
+        )
         return altered
 
 
@@ -108,13 +117,20 @@ class TableTypes:
         return AlteredTypes(names, any(name in self.key for name in names)) if names else None
 
 
-def inspect_table_types(connection: Connection, schemas: Mapping[TableName, TableSchema]) -> dict[TableName, TableTypes]:
+def inspect_table_types(
+    connection: Connection, schemas: Mapping[TableName, TableSchema]
+) -> dict[TableName, TableTypes]:
     """Signatures per table, including routed tables, in one query."""
     declared = {name: _declared(schema) for name, schema in schemas.items()}
-    texts = inspect_type_texts(connection, {oid for columns in declared.values() for oids in columns.values() for oid in oids})
+    texts = inspect_type_texts(
+        connection, {oid for columns in declared.values() for oids in columns.values() for oid in oids}
+    )
     return {
         name: TableTypes(
-            {column: {oid: text for root in oids for oid, text in texts.get(root, {}).items()} for column, oids in columns.items()},
+            {
+                column: {oid: text for root in oids for oid, text in texts.get(root, {}).items()}
+                for column, oids in columns.items()
+            },
             schemas[name].key,
         )
         for name, columns in declared.items()
@@ -134,7 +150,10 @@ def remember_types(connection: Connection, state: Path, schemas: Mapping[TableNa
     """Record the type definitions before tables are copied for the first time."""
     known = load_known(state)
     new = {name: schema for name, schema in schemas.items() if name not in known}
-    save_known(state, {**known, **{name: types.signatures for name, types in inspect_table_types(connection, new).items()}})
+    save_known(
+        state,
+        {**known, **{name: types.signatures for name, types in inspect_table_types(connection, new).items()}},
+    )
 
 
 def load_known(state: Path) -> Known:
@@ -164,7 +183,9 @@ def save_known(state: Path, known: Known) -> None:
 Selects = Callable[[TableName], bool]
 
 
-def drop_reasons(connection: Connection, oids: Mapping[TableName, int], selects: Selects) -> dict[TableName, str]:
+def drop_reasons(
+    connection: Connection, oids: Mapping[TableName, int], selects: Selects
+) -> dict[TableName, str]:
     """The reason for each table that no longer exists. Tables are identified by OID."""
     names = inspect_names(connection, list(oids.values()))
     return {name: _reason(name, names.get(oid), selects) for name, oid in oids.items()}
@@ -175,10 +196,14 @@ def _reason(name: TableName, now: TableName | None, selects: Selects) -> str:
         return "it was dropped"
     if now == name:
         return "it became unlogged, or a partition of another table"
-    return f"it is called {now} now, {'and copied under that name' if selects(now) else 'which is not selected'}"
+    return (
+        f"it is called {now} now, {'and copied under that name' if selects(now) else 'which is not selected'}"
+    )
 
 
-def include_dropped(connection: Connection, tables: Tables, targets: Targets, last: Epoch | None, config: PipelineConfig) -> None:
+def include_dropped(
+    connection: Connection, tables: Tables, targets: Targets, last: Epoch | None, config: PipelineConfig
+) -> None:
     """At start, include the tables of the last epoch that the source dropped, because some of their changes
     may not be applied yet.
     """
@@ -192,7 +217,9 @@ def include_dropped(connection: Connection, tables: Tables, targets: Targets, la
             found[name] = target
             tables.statuses[name] = status_of(target, name, last)
     tables.targets |= found
-    tables.gone |= drop_reasons(connection, {name: target.source_oid for name, target in found.items()}, config.selects)
+    tables.gone |= drop_reasons(
+        connection, {name: target.source_oid for name, target in found.items()}, config.selects
+    )
 
 
 def _differs(tables: Tables, name: TableName) -> bool:

@@ -48,14 +48,18 @@ class KnownPartitions:
         return cls({oid: part.filenode for oid, part in parts.leaves.items()}, parts.mark)
 
 
-def moved_partitions(known: Mapping[TableName, KnownPartitions], now: Mapping[TableName, Partitions]) -> dict[TableName, str]:
+def moved_partitions(
+    known: Mapping[TableName, KnownPartitions], now: Mapping[TableName, Partitions]
+) -> dict[TableName, str]:
     """The tables that gained or lost rows through partitions since these were recorded, with the reason."""
     moved: dict[TableName, str] = {}
     for name, parts in now.items():
         before = known.get(name)
         if before is not None and before.filenodes.keys() - parts.leaves.keys():
             moved[name] = DETACHED
-        elif before is not None and any(part.is_attached for oid, part in parts.leaves.items() if oid not in before.filenodes):
+        elif before is not None and any(
+            part.is_attached for oid, part in parts.leaves.items() if oid not in before.filenodes
+        ):
             moved[name] = ATTACHED
     return moved
 
@@ -64,7 +68,11 @@ def changed_files(known: KnownPartitions, now: Partitions) -> dict[int, Partitio
     """Partitions whose rows are in another file, because they were rewritten or truncated. The first file
     number of a new partition is its OID.
     """
-    return {oid: part for oid, part in now.leaves.items() if known.filenodes.get(oid, oid) not in (0, part.filenode)}
+    return {
+        oid: part
+        for oid, part in now.leaves.items()
+        if known.filenodes.get(oid, oid) not in (0, part.filenode)
+    }
 
 
 def load_partitions(state: Path) -> dict[TableName, KnownPartitions]:
@@ -77,20 +85,28 @@ def load_partitions(state: Path) -> dict[TableName, KnownPartitions]:
         check_format(document, _FORMAT, state / _FILE)
         return {TableName.parse(name): _parse(parts) for name, parts in document["tables"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "remove the file if no partition has been attached, detached, dropped or emptied since the last run"
+        hint = (
+            "remove the file if no partition has been attached, detached, dropped or emptied since the "
+            "last run"
+        )
         raise SpoolCorruptError(f"{state / _FILE} has invalid content", hint=hint) from error
 
 
 def _parse(parts: Any) -> KnownPartitions:
     if isinstance(parts, list):  # format 1 has the partitions at the top level
         return KnownPartitions({int(oid): 0 for oid in parts}, 0)
-    return KnownPartitions({int(oid): int(filenode) for oid, filenode in parts["filenodes"].items()}, int(parts["mark"]))
+    return KnownPartitions(
+        {int(oid): int(filenode) for oid, filenode in parts["filenodes"].items()}, int(parts["mark"])
+    )
 
 
 def save_partitions(state: Path, parts: Mapping[TableName, KnownPartitions]) -> None:
     """Write the partitions, unless the file already has this content."""
     if load_partitions(state) != parts:
-        tables = {str(name): {"mark": each.mark, "filenodes": dict(sorted(each.filenodes.items()))} for name, each in sorted(parts.items())}
+        tables = {
+            str(name): {"mark": each.mark, "filenodes": dict(sorted(each.filenodes.items()))}
+            for name, each in sorted(parts.items())
+        }
         storage.put(state / _FILE, json.dumps({"format": _FORMAT, "tables": tables}).encode())
 
 
@@ -122,7 +138,12 @@ class PartitionWatch:
     ordered.
     """
 
-    def __init__(self, state: Path, truncates: Callable[[TableName], Collection[int]], auto_resyncs: Callable[[TableName], bool]) -> None:
+    def __init__(
+        self,
+        state: Path,
+        truncates: Callable[[TableName], Collection[int]],
+        auto_resyncs: Callable[[TableName], bool],
+    ) -> None:
         """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table; the low 32 bits
         of each id. `auto_resyncs`: whether the table is resynced automatically.
         """
@@ -159,7 +180,9 @@ class PartitionWatch:
         moved = {name: reason for name, reason in moved_partitions(known, parts).items() if name in applied}
         waits, busy = set[TableName](), {name for name in paused if name in known}
         for name in (applied.keys() & known.keys() & parts.keys()) - moved.keys():
-            verdict = Verdict.KEPT if finds_deletes else self._judge(connection, name, known[name], parts[name])
+            verdict = (
+                Verdict.KEPT if finds_deletes else self._judge(connection, name, known[name], parts[name])
+            )
             if verdict is Verdict.KEPT:
                 continue
             if verdict is Verdict.BUSY or (since := self._since.get(name) or seen()) is None:
@@ -174,8 +197,18 @@ class PartitionWatch:
         copied = parts.keys() - applied.keys() - set(paused)
         kept = self.open | busy | (copied & self._copied & known.keys())
         self._copied = frozenset(copied)
-        save_partitions(self._state, {name: known[name] if name in kept else KnownPartitions.of(each) for name, each in parts.items()})
+        save_partitions(
+            self._state,
+            {name: known[name] if name in kept else KnownPartitions.of(each) for name, each in parts.items()},
+        )
         return moved
 
-    def _judge(self, connection: Connection, name: TableName, known: KnownPartitions, now: Partitions) -> Verdict:
-        return judge(known, now, self._truncates(name), lambda oid, part: has_older_row(connection, oid, part.root, known.mark))
+    def _judge(
+        self, connection: Connection, name: TableName, known: KnownPartitions, now: Partitions
+    ) -> Verdict:
+        return judge(
+            known,
+            now,
+            self._truncates(name),
+            lambda oid, part: has_older_row(connection, oid, part.root, known.mark),
+        )

@@ -100,7 +100,9 @@ class SchemaTracker:
     thread.
     """
 
-    def __init__(self, rule_of: Callable[[TableName], SchemaRule], inspect: Callable[[CatalogTable], CatalogShape]) -> None:
+    def __init__(
+        self, rule_of: Callable[[TableName], SchemaRule], inspect: Callable[[CatalogTable], CatalogShape]
+    ) -> None:
         """`inspect` queries the catalog."""
         self._rule_of = rule_of
         self._inspect = inspect
@@ -113,19 +115,25 @@ class SchemaTracker:
         self._heaps: dict[tuple[TableName, int], str] = {}
         self._truncates: dict[TableName, frozenset[int]] = {}
 
-    def observe_catalog(self, targets: Mapping[TableName, Target], snapshot: CatalogSnapshot) -> dict[TableName, str]:
+    def observe_catalog(
+        self, targets: Mapping[TableName, Target], snapshot: CatalogSnapshot
+    ) -> dict[TableName, str]:
         """Store a catalog state. Returns the tables that must be resynced for a reason that is not visible in
         their changes.
         """
         resyncs: dict[TableName, str] = {}
-        self.routed |= {schema.oid: schema for schema in snapshot.schemas.values() if schema.members is not None}
+        self.routed |= {
+            schema.oid: schema for schema in snapshot.schemas.values() if schema.members is not None
+        }
         for name, target in targets.items():
             schema = snapshot.schemas.get(name)
             if schema is None:
                 if name in snapshot.gone and snapshot.seen_at is not None:
                     self._observations.miss(name, snapshot.gone[name], snapshot.seen_at)
                 continue
-            reason = find_resync_reason(schema, target, self._rule_of(name).transform) or snapshot.moved.get(name)
+            reason = find_resync_reason(schema, target, self._rule_of(name).transform) or snapshot.moved.get(
+                name
+            )
             if reason is not None and self._rule_of(name).auto_resync:
                 resyncs[name] = reason
             elif target.origin is not None:
@@ -173,7 +181,10 @@ class SchemaTracker:
         return None if matches_catalog(target, target.origin, schema) else schema
 
     def renamed(
-        self, live: Mapping[TableName, tuple[int, Position | None]], ranges: Mapping[Position, SpoolRange], end: Position
+        self,
+        live: Mapping[TableName, tuple[int, Position | None]],
+        ranges: Mapping[Position, SpoolRange],
+        end: Position,
     ) -> dict[TableName, str]:
         """Live tables whose changes arrive under another name. A table is identified by its OID; `live` has
         OID and applied position.
@@ -181,13 +192,17 @@ class SchemaTracker:
         owners = {oid: (owner, applied) for owner, (oid, applied) in live.items()}
         found: dict[TableName, str] = {}
         for start, each in ranges.items():
-            for name, oid in {(name, slice.file.oid) for name, table in each.tables.items() for slice in table.slices}:
+            for name, oid in {
+                (name, slice.file.oid) for name, table in each.tables.items() for slice in table.slices
+            }:
                 owner, applied = owners.get(oid, (name, None))
                 if owner != name and applied == start and self.gone(owner, end) is None:
                     found[owner] = f"it was called {name}"
         return found
 
-    def follow(self, sink: Sink, target: Target, changes: TableChanges, end: Position | None = None) -> TableChanges:
+    def follow(
+        self, sink: Sink, target: Target, changes: TableChanges, end: Position | None = None
+    ) -> TableChanges:
         """Map the columns of `changes` to the target, and return the target's new schema if it changes.
         Raises `ResyncRequired`, or the error that the policy prescribes.
 
@@ -198,7 +213,9 @@ class SchemaTracker:
         if is_routed(target.source_oid):
             return self._follow_members(rule, target, changes)
         versions = changes.schemas
-        self._busy[target.table] = end if versions and end is not None else self._busy.get(target.table, Position.ZERO)
+        self._busy[target.table] = (
+            end if versions and end is not None else self._busy.get(target.table, Position.ZERO)
+        )
         if any(version.oid != target.source_oid for version in versions):
             raise _refused(rule, target, RECREATED)
         if not is_made_by(target, rule.transform):
@@ -208,7 +225,12 @@ class SchemaTracker:
             return changes
         views = same_views(target.origin, target.key, versions)
         ahead = None if end is None else self.ahead(target, end)
-        if views is not None and ahead is None and target.table not in self._suspects and not _is_altered(target, changes):
+        if (
+            views is not None
+            and ahead is None
+            and target.table not in self._suspects
+            and not _is_altered(target, changes)
+        ):
             return replace(changes, views=views)
         evolution = self._evolution(rule, target, changes, views, ahead)
         if evolution is None:
@@ -226,8 +248,16 @@ class SchemaTracker:
         change is possible. Used for resyncs, from any thread.
         """
         rule = self._rule_of(target.table)
-        may_differ = target.table in self._suspects or _is_altered(target, changes) or not is_made_by(target, rule.transform)
-        if may_differ or changes.counts.truncates or not all(self.is_followed(target, slice) for slice in changes.slices):
+        may_differ = (
+            target.table in self._suspects
+            or _is_altered(target, changes)
+            or not is_made_by(target, rule.transform)
+        )
+        if (
+            may_differ
+            or changes.counts.truncates
+            or not all(self.is_followed(target, slice) for slice in changes.slices)
+        ):
             return None
         if is_routed(target.source_oid):
             return self._follow_members(rule, target, changes)
@@ -250,13 +280,17 @@ class SchemaTracker:
         origin = target.origin
         assert origin is not None
         shape = self._inspect(CatalogTable(target.source_oid, target.table))
-        _check_shown(shape, [slice for slice in changes.slices if views is None or slice.file.schema not in views])
+        _check_shown(
+            shape, [slice for slice in changes.slices if views is None or slice.file.schema not in views]
+        )
         if ahead is not None and not self._is_current(rule, target, ahead, shape, is_idle=not changes.slices):
             ahead = None
         if ahead is None and views is not None and (not changes.slices or origin.has_all_of(shape.schema)):
             return None
         heap = self._heaps.get((target.table, target.source_oid), origin.heap)
-        return self._plan_evolution(rule, replace(target, origin=replace(origin, heap=heap)), changes, shape, ends=ahead is not None)
+        return self._plan_evolution(
+            rule, replace(target, origin=replace(origin, heap=heap)), changes, shape, ends=ahead is not None
+        )
 
     def _follow_members(self, rule: SchemaRule, target: Target, changes: TableChanges) -> TableChanges:
         try:
@@ -278,7 +312,9 @@ class SchemaTracker:
             return False
         return schema.oid == target.source_oid and same_views(target.origin, target.key, [schema]) is not None
 
-    def _is_current(self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool) -> bool:
+    def _is_current(
+        self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool
+    ) -> bool:
         """Whether the observed schema is still current. If the table was altered since the observation, later
         epochs may have changes of the observed schema.
 
@@ -305,14 +341,18 @@ class SchemaTracker:
         return name in self._matched_at and self._busy.get(name, Position.ZERO) <= self._matched_at[name]
 
     @staticmethod
-    def _plan_evolution(rule: SchemaRule, target: Target, changes: TableChanges, shape: CatalogShape, *, ends: bool) -> Evolution:
+    def _plan_evolution(
+        rule: SchemaRule, target: Target, changes: TableChanges, shape: CatalogShape, *, ends: bool
+    ) -> Evolution:
         origin = target.origin
         assert origin is not None
         mine = [each for each in changes.alterations if each.concerns(target.source_oid)]
         names = {number: column.name for number, column in origin.columns.items()}
         reported = resolve_attnums(changes.slices, mine, names) if mine else ()
         try:
-            return plan_following(rule.policy, target, origin, changes.schemas, shape, ends=ends, reported=reported)
+            return plan_following(
+                rule.policy, target, origin, changes.schemas, shape, ends=ends, reported=reported
+            )
         except ResyncRequired as reason:
             raise _refused(rule, target, str(reason)) from reason
 
@@ -345,14 +385,18 @@ def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema
     if target.origin is None:
         if not all(_is_plain(target, version) for version in seen):
             raise _refused(rule, target, "it changed, and its target has no record of column numbers")
-    elif not all(target.origin.is_shape_of(version) for version in versions) or any(version.key != target.key for version in seen):
+    elif not all(target.origin.is_shape_of(version) for version in versions) or any(
+        version.key != target.key for version in seen
+    ):
         raise _refused(rule, target, "its columns or its key changed, and a transform uses them")
 
 
 def _is_altered(target: Target, changes: TableChanges) -> bool:
     """Whether the DDL trigger reported columns that the target lacks."""
     reported = [each for each in changes.alterations if each.concerns(target.source_oid)]
-    return target.origin is not None and any(not target.origin.columns.keys() <= each.columns.keys() for each in reported)
+    return target.origin is not None and any(
+        not target.origin.columns.keys() <= each.columns.keys() for each in reported
+    )
 
 
 def _is_plain(target: Target, version: TableSchema) -> bool:
@@ -364,7 +408,11 @@ def _refused(rule: SchemaRule, target: Target, reason: str) -> Exception:
     if rule.auto_resync:
         return ResyncRequired(reason)
     is_configured = rule.policy is not SchemaPolicy.EVOLVE
-    why = f"schema_changes is {rule.policy}" if is_configured else "a resync would lose everything except the current rows"
+    why = (
+        f"schema_changes is {rule.policy}"
+        if is_configured
+        else "a resync would lose everything except the current rows"
+    )
     return SchemaChangedError(
         f"table {target.table} was changed and its target cannot be altered: {reason}, and {why}",
         hint=f"penstock tables resync {target.table} copies it with its current schema",
@@ -377,7 +425,9 @@ def _check_shown(shape: CatalogShape, slices: Iterable[FileSlice]) -> None:
     """
     for slice in slices:
         if not all(shape.shows(xid) for xid in _xids(slice)):
-            raise ConnectionLostError(f"the catalog does not yet show a change of {slice.file.table} that is in the WAL")
+            raise ConnectionLostError(
+                f"the catalog does not yet show a change of {slice.file.table} that is in the WAL"
+            )
 
 
 def _xids(slice: FileSlice) -> list[int]:
@@ -394,7 +444,12 @@ def _truncating(changes: TableChanges) -> set[int]:
     for slice in changes.slices:
         if slice.file.counts.truncates:
             rows = _read(slice, CHANGE_TYPE, XID)
-            found |= {slice.file.xid, *rows.filter(pc.equal(rows.column(CHANGE_TYPE), ChangeType.TRUNCATE.value)).column(XID).to_pylist()}
+            found |= {
+                slice.file.xid,
+                *rows.filter(pc.equal(rows.column(CHANGE_TYPE), ChangeType.TRUNCATE.value))
+                .column(XID)
+                .to_pylist(),
+            }
     return {xid & _XID_BITS for xid in found if xid is not None}
 
 
@@ -402,4 +457,6 @@ def _read(slice: FileSlice, *columns: str) -> pa.Table:
     try:
         return pq.read_table(slice.path, columns=list(columns))
     except OSError as error:
-        raise SpoolCorruptError(f"{slice.path} cannot be read", hint="restore the file, or delete the spool") from error
+        raise SpoolCorruptError(
+            f"{slice.path} cannot be read", hint="restore the file, or delete the spool"
+        ) from error

@@ -46,7 +46,9 @@ class BackgroundSnapshots:
     kept for `check`.
     """
 
-    def __init__(self, coordinator: SnapshotCoordinator, listener: SnapshotListener, observer: PipelineObserver) -> None:
+    def __init__(
+        self, coordinator: SnapshotCoordinator, listener: SnapshotListener, observer: PipelineObserver
+    ) -> None:
         self._coordinator = coordinator
         self._listener = listener
         self._observer = observer
@@ -62,7 +64,12 @@ class BackgroundSnapshots:
     def start(self, tables: Sequence[CatalogTable]) -> None:
         """Copy these tables in a new thread. The spool must already keep their changes."""
         self._copying.update(table.name for table in tables)
-        thread = InheritableThread(target=self._run, args=(list(tables),), name=f"penstock-snapshot-{len(self._threads) + 1}", daemon=True)
+        thread = InheritableThread(
+            target=self._run,
+            args=(list(tables),),
+            name=f"penstock-snapshot-{len(self._threads) + 1}",
+            daemon=True,
+        )
         self._threads.append(thread)
         thread.start()
 
@@ -131,7 +138,9 @@ class BackgroundSnapshots:
 
         while waiting and not self.is_stopping:
             try:
-                failures = self._coordinator.copy(list(waiting.values()), self._listener.set_fence, on_copied, lambda: self.is_stopping)
+                failures = self._coordinator.copy(
+                    list(waiting.values()), self._listener.set_fence, on_copied, lambda: self.is_stopping
+                )
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
@@ -144,7 +153,10 @@ class BackgroundSnapshots:
                     self._wait(shown, backoff)
                     continue
                 _log.warning("snapshots failed", extra={"code": shown.code, "cause": type(error).__name__})
-                failures = {name: final(TableFailedError(f"copying {name}: {describe(error)}"), name) for name in waiting}
+                failures = {
+                    name: final(TableFailedError(f"copying {name}: {describe(error)}"), name)
+                    for name in waiting
+                }
             for name, failure in failures.items():
                 del waiting[name]
                 if name in self._abandoned:

@@ -149,16 +149,24 @@ class SnapshotRound:
             sizes = inspect_sizes(connection, [source.oid for source in sources])
         threads: list[threading.Thread] = []
         try:
-            with self._locked(sources) as session, self._source.export(self._source.address, self._announce_wait, sources) as exported:
+            with (
+                self._locked(sources) as session,
+                self._source.export(self._source.address, self._announce_wait, sources) as exported,
+            ):
                 self._import(session, exported)
                 schedule = Schedule(
-                    [(copy, sum(sizes.get(source.oid, 0) for source in copy.table.sources)) for copy in self._copies],
+                    [
+                        (copy, sum(sizes.get(source.oid, 0) for source in copy.table.sources))
+                        for copy in self._copies
+                    ],
                     is_stopping=self._events.is_stopping,
                     hold_seconds=self._source.hold_seconds,
                 )
                 threads += [self._start_lane(number, schedule, exported) for number in range(self._lanes)]
                 self._watch(schedule)
-            _log.info("snapshot released", extra={"fence": str(exported.fence), "is_expired": schedule.is_expired})
+            _log.info(
+                "snapshot released", extra={"fence": str(exported.fence), "is_expired": schedule.is_expired}
+            )
         except _StoppedError:
             return
         finally:
@@ -221,12 +229,19 @@ class SnapshotRound:
             raise _StoppedError
         self._waits += 1
         if self.is_locking and self._waits > _LOCKED_WAITS:
-            # Creating the slot may wait for a transaction that waits for our lock; the server does not detect that deadlock.
-            raise LockWaitError(f"{self._copies[0].name} cannot stay locked while other transactions are open")
+            # Creating the slot may wait for a transaction that waits for our lock; the server does not detect
+            # that deadlock.
+            raise LockWaitError(
+                f"{self._copies[0].name} cannot stay locked while other transactions are open"
+            )
         self._source.on_wait(blockers)
 
-    def _start_lane(self, number: int, schedule: Schedule[TableCopy], exported: ExportedSnapshot) -> threading.Thread:
-        thread = InheritableThread(target=self._lane, args=(schedule, exported), name=f"penstock-chunks-{number}", daemon=True)
+    def _start_lane(
+        self, number: int, schedule: Schedule[TableCopy], exported: ExportedSnapshot
+    ) -> threading.Thread:
+        thread = InheritableThread(
+            target=self._lane, args=(schedule, exported), name=f"penstock-chunks-{number}", daemon=True
+        )
         thread.start()
         return thread
 
@@ -238,7 +253,13 @@ class SnapshotRound:
             except BaseException as error:  # noqa: BLE001 - a thread's edge: `run` raises it again
                 self._abort(schedule, item, error)
 
-    def _run_item(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], exported: ExportedSnapshot, started: float) -> None:
+    def _run_item(
+        self,
+        schedule: Schedule[TableCopy],
+        item: WorkItem[TableCopy],
+        exported: ExportedSnapshot,
+        started: float,
+    ) -> None:
         try:
             self._run_step(schedule, item, exported)
         except Exception as error:  # noqa: BLE001 - the edge of one table's work: the error policy decides
@@ -247,7 +268,9 @@ class SnapshotRound:
         else:
             self._events.attempts.succeed(item.queue.table.name)
 
-    def _run_step(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], exported: ExportedSnapshot) -> None:
+    def _run_step(
+        self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], exported: ExportedSnapshot
+    ) -> None:
         copy = item.queue.table
         if item.step is Step.OPEN:
             chunks = copy.open(exported)
@@ -268,7 +291,9 @@ class SnapshotRound:
             self._events.on_finished(copy.name)
             schedule.advance(item, Step.DONE)
 
-    def _handle_error(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: Exception, started: float) -> None:
+    def _handle_error(
+        self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: Exception, started: float
+    ) -> None:
         """Handle the error of one step by the error policy. A lost snapshot or a lock does not count as a
         failure of the table.
         """
@@ -278,7 +303,10 @@ class SnapshotRound:
         elif isinstance(error, LockWaitError):
             self._announce_once(copy, error)
             self._lock_waits[copy.name] = self._lock_waits.get(copy.name, 0) + 1
-            hint = f"end the session that holds a lock on {copy.name} (pg_locks, pg_stat_activity), or wait for it"
+            hint = (
+                f"end the session that holds a lock on {copy.name} (pg_locks, pg_stat_activity), or "
+                "wait for it"
+            )
             shown = LockWaitError(error.message, hint=error.hint or hint)
             self._events.retries.note(_subject(copy), shown, self._lock_waits[copy.name], _LOCK_PAUSE_SECONDS)
             if self._yields_lock(copy):
@@ -305,13 +333,17 @@ class SnapshotRound:
         Not if the source uses a slot: creating the next snapshot would wait for the transaction that holds
         the lock.
         """
-        return self._is_awaited and self._source.slot is None and self._lock_waits[copy.name] >= _LOCK_ATTEMPTS
+        return (
+            self._is_awaited and self._source.slot is None and self._lock_waits[copy.name] >= _LOCK_ATTEMPTS
+        )
 
     def _defer(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy]) -> None:
         self._is_awaited = True
         schedule.drop(item)
 
-    def _restart(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: TableRewrittenError) -> None:
+    def _restart(
+        self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: TableRewrittenError
+    ) -> None:
         """Plan the table again in a later round, after a growing pause; a small table is locked then."""
         copy = item.queue.table
         copy.invalidate(error.message)
@@ -324,18 +356,25 @@ class SnapshotRound:
             self._events.retries.note(_subject(copy), shown, copy.restarts.failures, pause)
             self._defer(schedule, item)
 
-    def _retry(self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], verdict: Verdict, started: float) -> None:
+    def _retry(
+        self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], verdict: Verdict, started: float
+    ) -> None:
         """Retry the step; concurrent failures of one table count once."""
         copy, error = item.queue.table, verdict.error
         pause: float | None = _FIRST_PAUSE_SECONDS
         if started >= self._counted.get(copy.name, 0.0):
             self._counted[copy.name] = time.monotonic()
             pause = self._events.attempts.count(copy.name, verdict)
-        _log.warning("step of a snapshot failed", extra={"table": str(copy.name), "step": item.step.value, "code": error.code})
+        _log.warning(
+            "step of a snapshot failed",
+            extra={"table": str(copy.name), "step": item.step.value, "code": error.code},
+        )
         if pause is None:
             self._fail(schedule, item, final(error, copy.name))
             return
-        self._events.retries.note(_subject(copy), final(error, copy.name), self._events.attempts.failures(copy.name), pause)
+        self._events.retries.note(
+            _subject(copy), final(error, copy.name), self._events.attempts.failures(copy.name), pause
+        )
         if isinstance(error, ConnectionLostError):
             self._announce_once(copy, error)
             self.trouble = error
@@ -447,7 +486,13 @@ class SnapshotCoordinator:
         return failures
 
     def _next_round(
-        self, source: RoundSource, due: Sequence[TableCopy], lanes: int, events: RoundEvents, *, is_awaited: bool
+        self,
+        source: RoundSource,
+        due: Sequence[TableCopy],
+        lanes: int,
+        events: RoundEvents,
+        *,
+        is_awaited: bool,
     ) -> SnapshotRound:
         """Choose the tables of the next round. With a slot, a small table whose copy was interrupted by
         writes is copied alone, under a lock.

@@ -18,7 +18,11 @@ from typing import Protocol
 
 from penstock import storage
 from penstock.errors import NoTablesError, TableRewrittenError
-from penstock.pipeline.dead_letters.snapshot_rejections import RejectedRows, chunk_rejected_file, open_rejected_file
+from penstock.pipeline.dead_letters.snapshot_rejections import (
+    RejectedRows,
+    chunk_rejected_file,
+    open_rejected_file,
+)
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshots.executors import (
     AskingSink,
@@ -39,12 +43,24 @@ from penstock.pipeline.snapshots.state import (
     measure,
     new_plan_id,
 )
-from penstock.pipeline.snapshots.task import ChunkTask, RecordedTask, record_rows, recording_writer, source_rows
+from penstock.pipeline.snapshots.task import (
+    ChunkTask,
+    RecordedTask,
+    record_rows,
+    recording_writer,
+    source_rows,
+)
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.snapshot_export import CopyFingerprint, ExportedSnapshot, MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.snapshot_export import (
+    CopyFingerprint,
+    ExportedSnapshot,
+    MeasuredTable,
+    inspect_fingerprint,
+    inspect_outline,
+)
 from penstock.postgres.types.column import TypePolicy
 from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
@@ -53,7 +69,11 @@ from penstock.spool.reader import SpoolReader
 
 
 def gather_refused(
-    plan: SnapshotPlan, records: Path, chunks: Mapping[int, ChunkRecord], reread: Sequence[KeyTask], unmade: Sequence[str]
+    plan: SnapshotPlan,
+    records: Path,
+    chunks: Mapping[int, ChunkRecord],
+    reread: Sequence[KeyTask],
+    unmade: Sequence[str],
 ) -> list[RejectedRows]:
     """Files of rejected rows: of all chunks, of re-read rows (`reread`), and of re-read rows that the
     transform rejected (`unmade`).
@@ -61,12 +81,20 @@ def gather_refused(
     found = []
     for part in plan.outline.parts:
         name = part.schema.name
-        own = [(number, record.fence) for number, record in sorted(chunks.items()) if plan.chunks[number].schema.name == name]
+        own = [
+            (number, record.fence)
+            for number, record in sorted(chunks.items())
+            if plan.chunks[number].schema.name == name
+        ]
         rejected_files = (
-            rejected_file(records, number, fence) for number, fence in own for rejected_file in (chunk_rejected_file, open_rejected_file)
+            rejected_file(records, number, fence)
+            for number, fence in own
+            for rejected_file in (chunk_rejected_file, open_rejected_file)
         )
         again = _existing(task.rejected_file for task in reread if task.outline.schema.name == name)
-        refused = RejectedRows(part.schema, _existing(rejected_files), (*again, *unmade), plan.outline.constants(part))
+        refused = RejectedRows(
+            part.schema, _existing(rejected_files), (*again, *unmade), plan.outline.constants(part)
+        )
         if refused.chunks or refused.repaired:
             found.append(refused)
     return found
@@ -114,7 +142,13 @@ class SnapshotDeadLetters(Protocol):
     def diverts(self, table: TableName) -> bool:
         """Whether rejected rows become dead letters instead of failing the copy."""
 
-    def store_copied(self, schema: TableSchema, refused: Sequence[RejectedRows], fence: Position, changed: ChangedRows | None) -> None:
+    def store_copied(
+        self,
+        schema: TableSchema,
+        refused: Sequence[RejectedRows],
+        fence: Position,
+        changed: ChangedRows | None,
+    ) -> None:
         """Take the rejected rows, in files, before the copy is committed to the target."""
 
     def copied(self, table: TableName) -> None:
@@ -158,11 +192,15 @@ class TableCopy:
         with connect(places.address) if self.session is None else nullcontext(self.session) as connection:
             found = inspect_outline(connection, self.table, places.types, places.publication)
         if not found.outline.schema.columns:
-            raise NoTablesError(f"table {self.name} no longer exists", hint="remove it from the tables, or create it again")
+            raise NoTablesError(
+                f"table {self.name} no longer exists", hint="remove it from the tables, or create it again"
+            )
         saved = places.store.load(self.name)
         if saved is not None and not saved.records and saved.plan.chunks:
             saved = None  # nothing was read yet: a new plan has a later fence, and less to repair
-        reason = self._invalid_reason or (None if saved is None else self._restart_reason(saved, found, exported))
+        reason = self._invalid_reason or (
+            None if saved is None else self._restart_reason(saved, found, exported)
+        )
         self._invalid_reason, self._changed, self._reread = None, None, ()
         if saved is None or reason is not None:
             if reason is not None:
@@ -187,7 +225,13 @@ class TableCopy:
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
         record = self._run(exported, recorded)
         self._records[number] = record
-        facts = {"table": str(self.name), "plan": plan.id, "chunk": number, "rows": record.file.rows, "fence": str(record.fence)}
+        facts = {
+            "table": str(self.name),
+            "plan": plan.id,
+            "chunk": number,
+            "rows": record.file.rows,
+            "fence": str(record.fence),
+        }
         _log.info("chunk read", extra=facts)
         places.observer.snapshot_advanced(self.name, 1, record.file.rows, plan.chunks[number].heap_bytes)
         places.observer.snapshot_progressed(self.progress)
@@ -198,9 +242,15 @@ class TableCopy:
         asker = places.sink.asker_for(schema) if isinstance(places.sink, AskingSink) else None
         if asker is not None:
             read = partial(source_rows, places.address, exported.name, recorded, **how)
-            rejected_path = open_rejected_file(Path(recorded.records), recorded.task.index, recorded.fence) if self._diverts else None
+            rejected_path = (
+                open_rejected_file(Path(recorded.records), recorded.task.index, recorded.fence)
+                if self._diverts
+                else None
+            )
             return asker.copy(places.executors, read, partial(record_rows, recorded), rejected_path)
-        writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), session=self.session, **how)
+        writer = recording_writer(
+            places.address, exported.name, places.sink.writer_for(schema), session=self.session, **how
+        )
         (record,) = places.executors.run(writer, [recorded], light=self.session is not None)
         return record
 
@@ -209,7 +259,12 @@ class TableCopy:
         places, outline = self._places, self.plan.outline
         first = min(record.fence for record in self._records.values())
         slices = changed_between(
-            places.spool, outline, first, exported.fence, places.is_stopping, positions_are_polls=places.positions_are_polls
+            places.spool,
+            outline,
+            first,
+            exported.fence,
+            places.is_stopping,
+            positions_are_polls=places.positions_are_polls,
         )
         if slices is None:
             return False
@@ -222,7 +277,12 @@ class TableCopy:
             files = places.executors.run(reader, tasks) if tasks else []
             rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
             self._changed, self._reread = ChangedRows(str(directory / "keys"), rows), tuple(tasks)
-            facts = {"table": str(self.name), "first": str(first), "fence": str(exported.fence), "rows": sum(file.rows for file in files)}
+            facts = {
+                "table": str(self.name),
+                "first": str(first),
+                "fence": str(exported.fence),
+                "rows": sum(file.rows for file in files),
+            }
             _log.info("changed rows read again", extra=facts)
         return True
 
@@ -232,15 +292,22 @@ class TableCopy:
         with connect(places.address) as connection:
             fingerprint = inspect_fingerprint(connection, self.table, places.publication)
         if fingerprint != plan.outline.fingerprint:
-            raise TableRewrittenError(f"table {self.name} was altered while it was being copied; its snapshot starts again")
+            raise TableRewrittenError(
+                f"table {self.name} was altered while it was being copied; its snapshot starts again"
+            )
         files = [self._records[number].file for number in sorted(self._records)]
         target = places.sink.load_target(self.name)
-        if target is None or target.applied != self._fence:  # otherwise an earlier attempt committed without a reply
+        if (
+            target is None or target.applied != self._fence
+        ):  # otherwise an earlier attempt committed without a reply
             self._hand_over(files)
         places.dead_letters.copied(self.name)
         places.store.forget(self.name)
         rows = sum(file.rows for file in files)
-        _log.info("snapshot finished", extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows})
+        _log.info(
+            "snapshot finished",
+            extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows},
+        )
         places.observer.snapshot_finished(self.name, rows)
 
     def _hand_over(self, files: Sequence[SnapshotFile]) -> None:
@@ -281,8 +348,17 @@ class TableCopy:
         """Whether the table's copy was interrupted by writes before, and the table is small enough to be
         copied under a lock in one transaction.
         """
-        is_asked = self._plan is not None and isinstance(self._places.sink, AskingSink) and self._asks(self._places.sink)
-        return self.restarts.failures > 0 and self._plan is not None and self._plan.heap_bytes <= _LOCKED_BYTES and not is_asked
+        is_asked = (
+            self._plan is not None
+            and isinstance(self._places.sink, AskingSink)
+            and self._asks(self._places.sink)
+        )
+        return (
+            self.restarts.failures > 0
+            and self._plan is not None
+            and self._plan.heap_bytes <= _LOCKED_BYTES
+            and not is_asked
+        )
 
     def _asks(self, sink: AskingSink) -> bool:
         return sink.asker_for(self.plan.outline.schema) is not None
@@ -297,13 +373,17 @@ class TableCopy:
     def _missing(self) -> list[int]:
         return [number for number in range(len(self.plan.chunks)) if number not in self._records]
 
-    def _restart_reason(self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot) -> str | None:
+    def _restart_reason(
+        self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot
+    ) -> str | None:
         """The reason why the chunks read so far cannot be used; None if they can."""
         plan = saved.plan
         difference = plan.outline.difference(found.outline)
         if difference is not None:
             return difference
-        if not self._places.sink.can_resume_snapshot(plan.outline.schema, plan.place, [record.file for record in saved.records.values()]):
+        if not self._places.sink.can_resume_snapshot(
+            plan.outline.schema, plan.place, [record.file for record in saved.records.values()]
+        ):
             return "files that were written to the target no longer exist"
         start = SpoolReader(self._places.spool).start
         if start is not None and start > plan.fence:
@@ -322,11 +402,19 @@ class TableCopy:
         size = chunk_bytes(found.total_bytes, places.chunk_bytes, places.lanes)
         place = places.sink.begin_snapshot(found.outline.schema, exported.fence)
         chunks = tuple(cut_chunks(found, size))
-        self._plan = SnapshotPlan(new_plan_id(), found.outline, exported.fence, place, chunks, datetime.now(UTC))
+        self._plan = SnapshotPlan(
+            new_plan_id(), found.outline, exported.fence, place, chunks, datetime.now(UTC)
+        )
         self._records = {}
         places.store.begin(self._plan)
         _log.info(
-            "snapshot planned", extra={"table": str(self.name), "plan": self._plan.id, "chunks": len(chunks), "fence": str(exported.fence)}
+            "snapshot planned",
+            extra={
+                "table": str(self.name),
+                "plan": self._plan.id,
+                "chunks": len(chunks),
+                "fence": str(exported.fence),
+            },
         )
         places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
 
@@ -334,7 +422,12 @@ class TableCopy:
         """Resume the stored plan. `outline` describes the current table, which the plan matches."""
         observer, plan = self._places.observer, saved.plan.with_outline(outline)
         self._plan, self._records = plan, dict(saved.records)
-        facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
+        facts = {
+            "table": str(self.name),
+            "plan": plan.id,
+            "done": len(saved.records),
+            "chunks": len(plan.chunks),
+        }
         _log.info("snapshot resumed", extra=facts)
         observer.snapshot_planned(self.name, len(plan.chunks), plan.heap_bytes)
         observer.snapshot_resumed(self.name, len(saved.records), len(plan.chunks))

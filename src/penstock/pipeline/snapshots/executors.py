@@ -63,7 +63,9 @@ class SnapshotExecutors(Executors):
         """Cancel all tasks as far as possible; `run` then raises."""
 
     @abstractmethod
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
+    def write_keys(
+        self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
+    ) -> None:
         """Write all distinct keys in `slices` as Parquet files with the columns of `changed_keys`."""
 
 
@@ -82,11 +84,17 @@ class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
         self._spark.sparkContext.cancelJobGroup(self._group)
 
     @override
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
+    def write_keys(
+        self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
+    ) -> None:
         session = self._spark.newSession()
-        session.conf.set("spark.sql.session.timeZone", "UTC")  # keys are text when they are sent to the source
+        session.conf.set(
+            "spark.sql.session.timeZone", "UTC"
+        )  # keys are text when they are sent to the source
         try:
-            changed_keys(load_changes(session, schema, slices), schema, constants).write.mode("append").parquet(str(directory))
+            changed_keys(load_changes(session, schema, slices), schema, constants).write.mode(
+                "append"
+            ).parquet(str(directory))
         except (PySparkException, Py4JJavaError) as error:
             raise penstock_error(error, SinkError) from error
 
@@ -114,7 +122,13 @@ class ChunkAsker:
     directory: Path
     """Directory for intermediate files. Executors must be able to access it."""
 
-    def copy(self, executors: Executors, read: Callable[[], Batches], finish: Finish[Out], rejected_path: Path | None = None) -> Out:
+    def copy(
+        self,
+        executors: Executors,
+        read: Callable[[], Batches],
+        finish: Finish[Out],
+        rejected_path: Path | None = None,
+    ) -> Out:
         """Run `read` and then `finish` on executors. Rejected rows go to the file `rejected_path`."""
         directory = self.directory / uuid4().hex
         storage.ensure_directory(directory)
@@ -124,7 +138,9 @@ class ChunkAsker:
             if copied.questions:
                 self._ask(copied, answers)
             transform = BatchTransform(self.fitted, answers)
-            (done,) = executors.run(partial(_finished, transform, self.writer, finish, rejected_path), [copied])
+            (done,) = executors.run(
+                partial(_finished, transform, self.writer, finish, rejected_path), [copied]
+            )
             return done
         finally:
             storage.discard_tree(directory)
@@ -157,7 +173,9 @@ def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Co
     schema = snapshot_schema(fitted.source)
     with (
         storage.open_new(path) as file,
-        pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer,
+        pq.ParquetWriter(
+            file, schema, compression="none", use_dictionary=False, write_statistics=False
+        ) as writer,
     ):
         for batch in read():
             if batch.num_rows:
@@ -174,11 +192,19 @@ def read_copied(copied: Copied) -> Batches:
             yield from file.read_row_group(group).combine_chunks().to_batches()
 
 
-def _finished(transform: BatchTransform, writer: ChunkWriter, finish: Finish[Out], rejected_path: Path | None, copied: Copied) -> Out:
+def _finished(
+    transform: BatchTransform,
+    writer: ChunkWriter,
+    finish: Finish[Out],
+    rejected_path: Path | None,
+    copied: Copied,
+) -> Out:
     if rejected_path is None:
         return finish(transform(read_copied(copied)), writer)
     rejected_file = RejectedRowsFile(rejected_path)
-    return finish(rejected_file.watch(replace(transform, on_rejected=rejected_file)(read_copied(copied))), writer)
+    return finish(
+        rejected_file.watch(replace(transform, on_rejected=rejected_file)(read_copied(copied))), writer
+    )
 
 
 _KEYS_A_QUERY = 2_000
@@ -222,7 +248,10 @@ def changed_between(
     try:
         found = reader.read(start, _end_of_poll(reader, end) if positions_are_polls else end)
     except SpoolGapError as error:
-        words = f"the spool no longer has the changes of {outline.schema.name} since {start}; its snapshot starts again"
+        words = (
+            f"the spool no longer has the changes of {outline.schema.name} since {start}; its snapshot "
+            "starts again"
+        )
         raise TableRewrittenError(words) from error
     return _slices(found, outline)
 
@@ -237,9 +266,13 @@ def _slices(found: SpoolRange, outline: CopyFingerprint) -> list[FileSlice]:
     check_identified(slices)
     for slice in slices:
         if slice.file.counts.truncates:
-            raise TableRewrittenError(f"table {slice.file.table} was truncated while it was being copied; its snapshot starts again")
+            raise TableRewrittenError(
+                f"table {slice.file.table} was truncated while it was being copied; its snapshot starts again"
+            )
         if not _is_alike(slice.file.schema, schemas[slice.file.oid]):
-            raise TableRewrittenError(f"table {slice.file.table} was altered while it was being copied; its snapshot starts again")
+            raise TableRewrittenError(
+                f"table {slice.file.table} was altered while it was being copied; its snapshot starts again"
+            )
     return slices
 
 
@@ -266,7 +299,9 @@ class KeyTask:
         return Path(self.place.directory).parent / f"refused-{self.index}.parquet"
 
 
-def plan_rereading(executors: SnapshotExecutors, outline: CopyFingerprint, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
+def plan_rereading(
+    executors: SnapshotExecutors, outline: CopyFingerprint, slices: Sequence[FileSlice], directory: Path
+) -> list[KeyTask]:
     """Collect the keys into files under `directory`; returns a task for each."""
     keys, rows = directory / "keys", directory / "rows"
     storage.discard_tree(directory)
@@ -280,8 +315,15 @@ def plan_rereading(executors: SnapshotExecutors, outline: CopyFingerprint, slice
         if own:
             constants, before = outline.constants(part), set(storage.list_paths(keys, "*.parquet"))
             executors.write_keys(part.schema, own, keys, [text for _, text in constants])
-            files = sorted(path for path in set(storage.list_paths(keys, "*.parquet")) - before if pq.read_metadata(path).num_rows)
-            tasks += [KeyTask(index, str(path), part, place, constants) for index, path in enumerate(files, len(tasks))]
+            files = sorted(
+                path
+                for path in set(storage.list_paths(keys, "*.parquet")) - before
+                if pq.read_metadata(path).num_rows
+            )
+            tasks += [
+                KeyTask(index, str(path), part, place, constants)
+                for index, path in enumerate(files, len(tasks))
+            ]
     return tasks
 
 
@@ -292,10 +334,22 @@ def key_reader(
     return lambda task: read_rows(address, snapshot, task, reject_inexact=reject_inexact, diverts=diverts)
 
 
-def read_rows(address: SourceAddress, snapshot: str, task: KeyTask, *, reject_inexact: bool = False, diverts: bool = False) -> SnapshotFile:
+def read_rows(
+    address: SourceAddress,
+    snapshot: str,
+    task: KeyTask,
+    *,
+    reject_inexact: bool = False,
+    diverts: bool = False,
+) -> SnapshotFile:
     rejected_file = RejectedRowsFile(task.rejected_file) if diverts else None
     batches: Iterator[pa.RecordBatch] = read_keys(
-        address, snapshot, task.outline, _key_batches(task), reject_inexact=reject_inexact, on_rejected=rejected_file
+        address,
+        snapshot,
+        task.outline,
+        _key_batches(task),
+        reject_inexact=reject_inexact,
+        on_rejected=rejected_file,
     )
     rows = batches if rejected_file is None else rejected_file.watch(batches)
     return write_batches(map(partial(with_constants, constants=task.constants), rows), task.place, task.index)

@@ -47,7 +47,10 @@ changes.
 
 
 class Resyncs:
-    """The resyncs in progress. Copying threads call `set_fence`, `add_copied` and `fail`; the epoch calls `take_in` and `swap`."""
+    """The resyncs in progress.
+
+    Copying threads call `set_fence`, `add_copied` and `fail`; the epoch calls `take_in` and `swap`.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,9 @@ class Resyncs:
         spool: Path,
         retries: RetryLog,
     ) -> None:
-        """`on_done` is called once the epoch that swapped the copy in is recorded, or with False when the resync is given up."""
+        """`on_done` is called once the epoch that swapped the copy in is recorded, or with False when the
+        resync is given up.
+        """
         self._attempts = TableRetries()
         self._pausing: set[TableName] = set()
         """Tables whose shadow was dropped, and that are copied again after a pause."""
@@ -79,7 +84,8 @@ class Resyncs:
         self._spool = spool
         self._recorded = Position.ZERO
         self._preparing = threading.Lock()
-        """Held while a swap is prepared or a shadow is dropped, so that no preparation outlives its shadow."""
+        """Held while a swap is prepared or a shadow is dropped, so that no preparation outlives its shadow.
+        """
 
     @property
     def holds(self) -> list[Position]:
@@ -132,7 +138,10 @@ class Resyncs:
                 if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
                     break
         except Exception as error:  # noqa: BLE001 the epoch meets it again, and the error policy decides there
-            _log.info("shadow is left to an epoch", extra={"table": str(target.table), "reason": type(error).__name__})
+            _log.info(
+                "shadow is left to an epoch",
+                extra={"table": str(target.table), "reason": type(error).__name__},
+            )
         self._arrivals.append(target)
 
     def _catch_up(self, sink: Sink, target: Target) -> tuple[Target, bool]:
@@ -198,7 +207,9 @@ class Resyncs:
         wait.
         """
         done: dict[TableName, Target] = {}
-        for name, shadow in [(name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)]:
+        for name, shadow in [
+            (name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)
+        ]:
             try:
                 done[name] = self._swap(name, shadow, reader, end)
             except ResyncRequired as reason:
@@ -240,7 +251,10 @@ class Resyncs:
         self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
 
     def _copy_again(self, name: TableName) -> None:
-        """Drop the shadow. The operator's or pipeline's order to resync stays, so another copy starts after the pause."""
+        """Drop the shadow.
+
+        The operator's or pipeline's order to resync stays, so another copy starts after the pause.
+        """
         self._ready.pop(name)
         self._drop(name)
         self._pausing.add(name)
@@ -259,15 +273,21 @@ class Resyncs:
             pause = self._attempts.count(name, verdict)
             shown = final(shown, name)
         if pause is not None:
-            _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
+            _log.warning(
+                "swap of a resync failed",
+                extra={"table": str(name), "code": shown.code, "pause_seconds": pause},
+            )
             self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
             self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
             if self._dead_letters.has_exclusions(name):
-                # The shadow may hold this epoch without the rejected rows, and their dead letters do not outlive the attempt.
+                # The shadow may hold this epoch without the rejected rows, and their dead letters do not
+                # outlive the attempt.
                 self._dead_letters.abandon_copy(self._main, name)
                 self._copy_again(name)
                 return
-            with suppress(Exception):  # the target may have advanced; if it cannot be loaded, the next attempt raises the error
+            with suppress(
+                Exception
+            ):  # the target may have advanced; if it cannot be loaded, the next attempt raises the error
                 self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
             return
         self._dead_letters.abandon_copy(self._main, name)

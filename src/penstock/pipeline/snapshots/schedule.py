@@ -159,7 +159,9 @@ class Schedule(Generic[T]):
 
     def _needs_snapshot(self) -> bool:
         needing = [queue for queue in self.queues if queue.stage not in (Step.COMMIT, Step.DONE)]
-        return any(queue.busy for queue in needing) or any(self._is_allowed(queue) for queue in needing if queue.is_ready)
+        return any(queue.busy for queue in needing) or any(
+            self._is_allowed(queue) for queue in needing if queue.is_ready
+        )
 
     def _is_allowed(self, queue: TableQueue[T]) -> bool:
         if self._is_given_up:
@@ -176,7 +178,11 @@ class Schedule(Generic[T]):
 
     def _next(self) -> WorkItem[T] | None:
         now = self._clock()
-        ready = [queue for queue in self.queues if queue.is_ready and queue.not_before <= now and self._is_allowed(queue)]
+        ready = [
+            queue
+            for queue in self.queues
+            if queue.is_ready and queue.not_before <= now and self._is_allowed(queue)
+        ]
         for step in (Step.COMMIT, Step.REREAD):
             for queue in ready:
                 if queue.stage is step:

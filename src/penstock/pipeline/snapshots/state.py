@@ -1,4 +1,5 @@
-"""Durable state and progress of an unfinished snapshot, stored in the target, so that a later run reads only the missing chunks.
+"""Durable state and progress of an unfinished snapshot, stored in the target, so that a later run reads only
+the missing chunks.
 
 ```
 <target root>/penstock_snapshots/<pipeline>/<schema>/<table>/
@@ -8,8 +9,9 @@
     repair-…/          keys that changed between fences, and their rows as of the last fence
 ```
 
-Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of a former plan that could not
-be cancelled writes where it does no harm. Everything is removed when the target has the table; if it is lost, the table is read again.
+Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of
+a former plan that could not be cancelled writes where it does no harm. Everything is removed when the target
+has the table; if it is lost, the table is read again.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ class SnapshotPlan:
         the stored plan, so its outline is only compared with the current table.
         """
         heaps = whole_leaves(outline)
-        chunks = (replace(heaps[chunk.heap_oid], first=chunk.first, last=chunk.last, heap_bytes=chunk.heap_bytes) for chunk in self.chunks)
+        chunks = (
+            replace(heaps[chunk.heap_oid], first=chunk.first, last=chunk.last, heap_bytes=chunk.heap_bytes)
+            for chunk in self.chunks
+        )
         return replace(self, outline=outline, chunks=tuple(chunks))
 
 
@@ -133,13 +138,20 @@ class SnapshotStore:
             plan = _parse_plan(json.loads(data))
             records = load_records(directory / plan.id)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            _log.warning("unfinished snapshot has invalid content", extra={"table": str(table), "error": type(error).__name__})
+            _log.warning(
+                "unfinished snapshot has invalid content",
+                extra={"table": str(table), "error": type(error).__name__},
+            )
             return None
-        return SavedSnapshot(plan, {number: record for number, record in records.items() if number < len(plan.chunks)})
+        return SavedSnapshot(
+            plan, {number: record for number, record in records.items() if number < len(plan.chunks)}
+        )
 
     def tables(self) -> list[TableName]:
         """Tables whose snapshot is not finished."""
-        found = [_planned_table(storage.read(path)) for path in storage.list_paths(self._root, f"*/*/{_PLAN}")]
+        found = [
+            _planned_table(storage.read(path)) for path in storage.list_paths(self._root, f"*/*/{_PLAN}")
+        ]
         return sorted(table for table in found if table is not None)
 
     def forget(self, table: TableName) -> None:
@@ -162,7 +174,12 @@ def record_chunk(directory: Path, record: ChunkRecord) -> None:
         "format": FORMAT,
         "number": record.number,
         "fence": str(record.fence),
-        "file": {"name": record.file.name, "rows": record.file.rows, "bytes": record.file.bytes, "stats": record.file.stats},
+        "file": {
+            "name": record.file.name,
+            "rows": record.file.rows,
+            "bytes": record.file.bytes,
+            "stats": record.file.stats,
+        },
         "finished_at": record.finished_at.isoformat(),
     }
     temporary = directory / f".{record.number:06d}-{secrets.token_hex(4)}"
@@ -173,7 +190,11 @@ def record_chunk(directory: Path, record: ChunkRecord) -> None:
 
 def load_records(directory: Path) -> dict[int, ChunkRecord]:
     names = [name for name in storage.list_files(directory) if name.startswith("chunk-")]
-    found = [_parse_record(json.loads(data)) for name in names if (data := storage.read(directory / name)) is not None]
+    found = [
+        _parse_record(json.loads(data))
+        for name in names
+        if (data := storage.read(directory / name)) is not None
+    ]
     return {record.number: record for record in found}
 
 
@@ -244,14 +265,21 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
         document["id"],
         outline,
         Position.parse(document["fence"]),
-        SnapshotPlace(place["directory"], columns, place["prefix"], tuple((name, value) for name, value in place.get("values", ()))),
+        SnapshotPlace(
+            place["directory"],
+            columns,
+            place["prefix"],
+            tuple((name, value) for name, value in place.get("values", ())),
+        ),
         _parse_chunks(document["chunks"], outline),
         datetime.fromisoformat(document["planned_at"]),
     )
 
 
 def _parse_outline(document: dict[str, Any]) -> CopyFingerprint:
-    leaves = [Leaf(oid, TableName(schema, name), filenode) for oid, schema, name, filenode in document["leaves"]]
+    leaves = [
+        Leaf(oid, TableName(schema, name), filenode) for oid, schema, name, filenode in document["leaves"]
+    ]
     return CopyFingerprint(
         parse_schema(document["schema"]),
         tuple(document["numbers"]),
@@ -268,7 +296,10 @@ def _parse_outline(document: dict[str, Any]) -> CopyFingerprint:
 
 def _parse_chunks(documents: Sequence[Any], outline: CopyFingerprint) -> tuple[Chunk, ...]:
     heaps = whole_leaves(outline)
-    return tuple(replace(heaps[oid], first=first, last=last, heap_bytes=heap_bytes) for oid, first, last, heap_bytes in documents)
+    return tuple(
+        replace(heaps[oid], first=first, last=last, heap_bytes=heap_bytes)
+        for oid, first, last, heap_bytes in documents
+    )
 
 
 _RATE_WINDOW = timedelta(seconds=60)
@@ -312,7 +343,9 @@ class SnapshotProgress:
             "heap_bytes_total": self.heap_bytes_total,
             "target_bytes": self.target_bytes,
             "rows_per_second": None if self.rows_per_second is None else round(self.rows_per_second),
-            "heap_bytes_per_second": None if self.heap_bytes_per_second is None else round(self.heap_bytes_per_second),
+            "heap_bytes_per_second": None
+            if self.heap_bytes_per_second is None
+            else round(self.heap_bytes_per_second),
             "seconds_left": None if left is None else round(left, 1),
         }
 
@@ -354,7 +387,9 @@ def _rates(saved: SavedSnapshot) -> tuple[float | None, float | None]:
     last = records[-1].finished_at
     recent = [record for record in records if record.finished_at >= last - _RATE_WINDOW]
     # the first chunk of the window was read before it began
-    since, counted = (recent[0].finished_at, recent[1:]) if len(recent) > 1 else (saved.plan.planned_at, recent)
+    since, counted = (
+        (recent[0].finished_at, recent[1:]) if len(recent) > 1 else (saved.plan.planned_at, recent)
+    )
     seconds = (last - since).total_seconds()
     if seconds <= 0:
         return None, None

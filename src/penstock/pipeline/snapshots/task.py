@@ -29,7 +29,9 @@ class ChunkTask:
     place: SnapshotPlace
 
 
-def chunk_writer(address: SourceAddress, snapshot: str, *, reject_inexact: bool = False) -> Callable[[ChunkTask], SnapshotFile]:
+def chunk_writer(
+    address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
+) -> Callable[[ChunkTask], SnapshotFile]:
     """Sent to executors."""
 
     def write(task: ChunkTask) -> SnapshotFile:
@@ -74,7 +76,9 @@ def recording_writer(
 
     def write(recorded: RecordedTask) -> ChunkRecord:
         rejected_file = _rejected_file(recorded) if diverts else None
-        rows = _read(address, snapshot, recorded, rejected_file, reject_inexact=reject_inexact, session=session)
+        rows = _read(
+            address, snapshot, recorded, rejected_file, reject_inexact=reject_inexact, session=session
+        )
         chosen = writer or write_file
         if rejected_file is not None and isinstance(chosen, RejectingWriter):
             chosen = chosen.with_rejected_to(rejected_file)
@@ -89,7 +93,13 @@ def source_rows(
     """The chunk's source rows. With `diverts`, its rejected rows are durable once the last row was
     returned.
     """
-    return _read(address, snapshot, recorded, _rejected_file(recorded) if diverts else None, reject_inexact=reject_inexact)
+    return _read(
+        address,
+        snapshot,
+        recorded,
+        _rejected_file(recorded) if diverts else None,
+        reject_inexact=reject_inexact,
+    )
 
 
 def _rejected_file(recorded: RecordedTask) -> RejectedRowsFile:
@@ -120,12 +130,18 @@ def record_rows(recorded: RecordedTask, rows: Iterator[pa.RecordBatch], writer: 
     return record
 
 
-def write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
+def write_file(
+    batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position
+) -> tuple[SnapshotFile, Position]:
     file = write_batches(batches, place, index)
     storage.sync_directory(Path(place.directory))
     return file, fence
 
 
-def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, reject_inexact: bool = False) -> SnapshotFile:
+def write_chunk(
+    address: SourceAddress, snapshot: str, task: ChunkTask, *, reject_inexact: bool = False
+) -> SnapshotFile:
     """Read the chunk, write its rows to a file, and describe the file. Without rows no file is written."""
-    return write_batches(read_chunk(address, snapshot, task.chunk, reject_inexact=reject_inexact), task.place, task.index)
+    return write_batches(
+        read_chunk(address, snapshot, task.chunk, reject_inexact=reject_inexact), task.place, task.index
+    )

@@ -1,7 +1,8 @@
-"""Source operations other than reading changes (identity, provisioning, snapshots), one implementation per capture method.
+"""Source operations other than reading changes (identity, provisioning, snapshots), one implementation per
+capture method.
 
-`source_adapter` is the only place in the pipeline that chooses by capture method; everything that depends on the method is a method of
-`SourceAdapter`.
+`source_adapter` is the only place in the pipeline that chooses by capture method; everything that depends on
+the method is a method of `SourceAdapter`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,24 @@ from penstock.capture.polling.copies import CopyExport
 from penstock.capture.polling.feed import PollingFeed
 from penstock.capture.polling.settings import PollingSettings
 from penstock.capture.polling.tables import find_tables, inspect_polled
-from penstock.capture.provision import blocked, check_coverage, ensure_capture, inspect_coverage, partition_blockers
+from penstock.capture.provision import (
+    blocked,
+    check_coverage,
+    ensure_capture,
+    inspect_coverage,
+    partition_blockers,
+)
 from penstock.capture.settings import CaptureMethod
 from penstock.capture.source_checks import check_same_system
 from penstock.capture.trigger.provision import ensure_trigger_coverage, inspect_trigger_coverage
 from penstock.config.model import PipelineConfig
-from penstock.errors import ChangeTableMissingError, PenstockError, SlotMissingError, SystemChangedError, UncheckedTimelineError
+from penstock.errors import (
+    ChangeTableMissingError,
+    PenstockError,
+    SlotMissingError,
+    SystemChangedError,
+    UncheckedTimelineError,
+)
 from penstock.lag import unreserved_slot
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.sources.resume_checks import (
@@ -36,15 +49,33 @@ from penstock.pipeline.sources.resume_checks import (
 from penstock.pipeline.table_selection import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.pipeline.table_states import TableStatus
 from penstock.position import Position
-from penstock.postgres.capture_triggers import detach, has_change_table, inspect_begin, inspect_trigger_memberships
+from penstock.postgres.capture_triggers import (
+    detach,
+    has_change_table,
+    inspect_begin,
+    inspect_trigger_memberships,
+)
 from penstock.postgres.catalog import CatalogTable, inspect_whole_rows
 from penstock.postgres.change_table import ChangeTable, TableState, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.consistent_read import flush_log, inspect_system, shown_position
-from penstock.postgres.membership import Membership, inspect_memberships, inspect_partition_identities, is_same_act
+from penstock.postgres.membership import (
+    Membership,
+    inspect_memberships,
+    inspect_partition_identities,
+    is_same_act,
+)
 from penstock.postgres.publication import drop_table
 from penstock.postgres.server import SystemIdentity, identify_system, log_wait
-from penstock.postgres.slot import COPY_AGAIN, OnWait, Slot, check_server, current_position, inspect_server, inspect_slot
+from penstock.postgres.slot import (
+    COPY_AGAIN,
+    OnWait,
+    Slot,
+    check_server,
+    current_position,
+    inspect_server,
+    inspect_slot,
+)
 from penstock.postgres.snapshot_export import Export, ExportedSnapshot, export_snapshot
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
@@ -53,7 +84,10 @@ Describe = Callable[[TableName], str]
 
 
 class SourceAdapter(ABC):
-    """The source of one configuration. Opened for each use, because the tables of the configuration may change."""
+    """The source of one configuration.
+
+    Opened for each use, because the tables of the configuration may change.
+    """
 
     check_steps: tuple[str, ...]
     """The steps of `penstock check`, in their order."""
@@ -82,7 +116,9 @@ class SourceAdapter(ABC):
 
     @property
     def positions_are_polls(self) -> bool:
-        """Whether a position stands for a poll, which has everything that was committed since the poll before it."""
+        """Whether a position stands for a poll, which has everything that was committed since the poll before
+        it.
+        """
         return False
 
     def check_server(self, connection: Connection) -> None:
@@ -124,7 +160,9 @@ class SourceAdapter(ABC):
             return inspect_system(connection)
 
     @abstractmethod
-    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+    def check_origin(
+        self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
+    ) -> None:
         """Raise an error if the targets were filled from another server."""
 
     def inspect_risks(self, connection: Connection) -> list[PenstockError]:
@@ -133,17 +171,27 @@ class SourceAdapter(ABC):
         return []
 
     @abstractmethod
-    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+    def ensure(
+        self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
+    ) -> None:
         """Provision the capture of the tables. Fail tables with missed changes. `is_alone`: no other tables
         are streaming.
         """
 
     def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
-        """Captured tables whose changes may be missing, with the reason. Called often while the pipeline runs, so it must be cheap."""
+        """Captured tables whose changes may be missing, with the reason.
+
+        Called often while the pipeline runs, so it must be cheap.
+        """
         return {}
 
-    def unidentified_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
-        """Captured tables whose changes no longer identify their rows. Called often while the pipeline runs, so it must be cheap."""
+    def unidentified_tables(
+        self, connection: Connection, tables: Iterable[TableName]
+    ) -> dict[TableName, PenstockError]:
+        """Captured tables whose changes no longer identify their rows.
+
+        Called often while the pipeline runs, so it must be cheap.
+        """
         return {}
 
     @abstractmethod
@@ -190,7 +238,9 @@ class SlotSource(SourceAdapter):
         return identify_system(self._address)
 
     @override
-    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+    def check_origin(
+        self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
+    ) -> None:
         slot = inspect_slot(connection, self._config.slot)
         check_origin(self._address, self._config, tables, last, system=system, slot=slot)
 
@@ -201,17 +251,22 @@ class SlotSource(SourceAdapter):
         return [danger] if danger is not None else []
 
     @override
-    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+    def ensure(
+        self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
+    ) -> None:
         config = self._config
         wanted, old_rows = tables.capturable, config.source.old_rows
-        report = inspect_coverage(self._address, config.publication, wanted, old_rows=old_rows, unkeyed=config.unkeyed(wanted))
+        report = inspect_coverage(
+            self._address, config.publication, wanted, old_rows=old_rows, unkeyed=config.unkeyed(wanted)
+        )
         fail_blocked(tables, report)
         _, added = self._ensure_capture(tables.capturable, on_wait)
         fail_unpublished(tables, added, describe)
         with connect(self._address) as connection:
             found = inspect_memberships(connection, config.publication, tables.owners)
             recorded = load_memberships(config.state)
-            # A table that was removed from the publication and added again looks like one that was always in it.
+            # A table that was removed from the publication and added again looks like one that was always in
+            # it.
             joined = fail_rejoined(tables, recorded, found, describe)
             save_memberships(config.state, joined if is_alone else {**recorded, **joined})
             check_log(connection, config, tables, describe, is_alone=is_alone)
@@ -219,15 +274,29 @@ class SlotSource(SourceAdapter):
     @override
     def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
         tables = list(tables)
-        return interrupted_tables(load_memberships(self._config.state), inspect_memberships(connection, self.publication, tables), tables)
+        return interrupted_tables(
+            load_memberships(self._config.state),
+            inspect_memberships(connection, self.publication, tables),
+            tables,
+        )
 
     @override
-    def unidentified_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
+    def unidentified_tables(
+        self, connection: Connection, tables: Iterable[TableName]
+    ) -> dict[TableName, PenstockError]:
         config, tables = self._config, list(tables)
         mismatches = inspect_partition_identities(
-            connection, tables, config.publication, old_rows=config.source.old_rows, unkeyed=config.unkeyed(tables)
+            connection,
+            tables,
+            config.publication,
+            old_rows=config.source.old_rows,
+            unkeyed=config.unkeyed(tables),
         )
-        return {table: blocked([blocker]) for blocker in partition_blockers(mismatches) for table in blocker.tables}
+        return {
+            table: blocked([blocker])
+            for blocker in partition_blockers(mismatches)
+            for table in blocker.tables
+        }
 
     @override
     def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
@@ -235,7 +304,9 @@ class SlotSource(SourceAdapter):
         with connect(self._address) as connection:
             return inspect_memberships(connection, self.publication, tables)
 
-    def _ensure_capture(self, tables: Sequence[TableName], on_wait: OnWait = log_wait) -> tuple[Slot, list[TableName]]:
+    def _ensure_capture(
+        self, tables: Sequence[TableName], on_wait: OnWait = log_wait
+    ) -> tuple[Slot, list[TableName]]:
         source = self._config.source
         return ensure_capture(
             self._address,
@@ -290,25 +361,38 @@ class PollingSource(SourceAdapter):
         return current_position(connection)
 
     @override
-    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+    def check_origin(
+        self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
+    ) -> None:
         """A new timeline is accepted: the tables are then read again."""
         if last is not None:
             check_same_system(system, SystemIdentity.parse(last.system))
 
     @override
-    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+    def ensure(
+        self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
+    ) -> None:
         mark = self._settings.resume.load_mark()
         if mark is None and tables.filled:
             raise SlotMissingError(
-                "the resume point of polling is lost: the changes since the targets were last updated cannot be found",
-                hint=f"restore {self._settings.rules.resume or 'penstock.polling in the source'}, or remove {self._config.sink.root} and "
+                "the resume point of polling is lost: the changes since the targets were last updated "
+                "cannot be found",
+                hint=f"restore {self._settings.rules.resume or 'penstock.polling in the source'}, or "
+                f"remove {self._config.sink.root} and "
                 f"{self._config.state}, and run again to copy the tables again",
             )
         self._fail_unfit(tables)
         added = self._begin(tables.capturable)
         if mark is not None:
             fail_unpublished(tables, added, describe)
-            fail_over_holes(tables, SpoolReader(self._config.spool).extent, mark.position, self._settings.name, describe, is_alone=is_alone)
+            fail_over_holes(
+                tables,
+                SpoolReader(self._config.spool).extent,
+                mark.position,
+                self._settings.name,
+                describe,
+                is_alone=is_alone,
+            )
 
     @override
     def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
@@ -324,7 +408,9 @@ class PollingSource(SourceAdapter):
     def _fail_unfit(self, tables: Tables) -> None:
         """Fail the tables that cannot be polled; raise an error if no table can be polled."""
         with connect(self._address) as connection:
-            refused = inspect_polled(connection, self._settings, find_tables(connection, tables.capturable)).refused
+            refused = inspect_polled(
+                connection, self._settings, find_tables(connection, tables.capturable)
+            ).refused
         if refused.keys() >= set(tables.capturable):
             raise next(iter(refused.values()))
         owners = tables.owners
@@ -388,7 +474,9 @@ class TriggerSource(SourceAdapter):
         return self._sequence(connection)
 
     @override
-    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+    def check_origin(
+        self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
+    ) -> None:
         """A new timeline is accepted if the change table, which is replicated, has all changes that targets
         and spool have.
         """
@@ -404,12 +492,16 @@ class TriggerSource(SourceAdapter):
                 table.accept()
 
     @override
-    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+    def ensure(
+        self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
+    ) -> None:
         config = self._config
         with connect(self._address) as connection:
             if tables.filled and not self._is_there(connection):
                 raise ChangeTableMissingError(
-                    f"the change table {self._name} no longer exists: the changes since it was last read are lost", hint=COPY_AGAIN
+                    f"the change table {self._name} no longer exists: the changes since it was last read "
+                    "are lost",
+                    hint=COPY_AGAIN,
                 )
         fail_blocked(tables, inspect_trigger_coverage(self._address, self._name, tables.capturable))
         report = ensure_trigger_coverage(self._address, self._name, tables.capturable, manage=True)
@@ -425,12 +517,18 @@ class TriggerSource(SourceAdapter):
         # A table whose triggers were dropped and created again looks like one that always had them.
         joined = fail_rejoined(tables, recorded, found, describe)
         save_memberships(config.state, joined if is_alone else {**recorded, **joined})
-        fail_over_holes(tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone)
+        fail_over_holes(
+            tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone
+        )
 
     @override
     def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
         tables = list(tables)
-        return interrupted_tables(load_memberships(self._config.state), inspect_trigger_memberships(connection, self._name, tables), tables)
+        return interrupted_tables(
+            load_memberships(self._config.state),
+            inspect_trigger_memberships(connection, self._name, tables),
+            tables,
+        )
 
     @override
     def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
@@ -460,9 +558,13 @@ class TriggerSource(SourceAdapter):
             with connect(address) as connection:
                 state = ChangeTable(connection, self._name).inspect()
             before, fence = self._copied or (state, Position.ZERO)
-            if (before.timeline, before.inherited) != (state.timeline, state.inherited) and fence > state.inherited:
+            if (before.timeline, before.inherited) != (
+                state.timeline,
+                state.inherited,
+            ) and fence > state.inherited:
                 raise SystemChangedError(
-                    f"tables were copied as of {fence}, and the change table {self._name} had only the changes up to {state.inherited} "
+                    f"tables were copied as of {fence}, and the change table {self._name} had only the "
+                    f"changes up to {state.inherited} "
                     "when the server was promoted",
                     hint=COPY_AGAIN,
                 )

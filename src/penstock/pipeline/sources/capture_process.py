@@ -42,7 +42,8 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     if config.source.process != "separate":
         raise ConfigError(
             "source.process is embedded: every run of this pipeline captures by itself",
-            hint="set source.process: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
+            hint="set source.process: separate in every configuration that reads this slot, or leave the "
+            "capture to `penstock run`",
         )
     address = config.source.address()
     if not source_adapter(config).needs_tables_first:
@@ -56,7 +57,9 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     if EpochLog(config.sink.root, config.pipeline).last() is not None:
         raise slot_missing(config)
     wanted = [table.name for table in selection.sources]
-    report = inspect_coverage(address, config.publication, wanted, old_rows=config.source.old_rows, unkeyed=config.unkeyed(wanted))
+    report = inspect_coverage(
+        address, config.publication, wanted, old_rows=config.source.old_rows, unkeyed=config.unkeyed(wanted)
+    )
     blocked = {name for blocker in report.blockers for name in blocker.tables}
     return config.capture_settings(tables=[name for name in wanted if name not in blocked] or wanted)
 
@@ -67,7 +70,10 @@ def forget_consumer(config: PipelineConfig, name: str) -> None:
     """
     found = {each.name: each for each in inspect_consumers(config.spool)}
     if name not in found:
-        raise ConfigError(f"the spool at {config.spool} has no consumer {name!r}", hint=f"its consumers: {', '.join(found) or 'none'}")
+        raise ConfigError(
+            f"the spool at {config.spool} has no consumer {name!r}",
+            hint=f"its consumers: {', '.join(found) or 'none'}",
+        )
     age_seconds = found[name].age_seconds
     if is_locked_by_jvm(SpoolLayout(config.spool).consumer_lock(name)):
         raise ConfigError(f"consumer {name} is running", hint="stop that pipeline, and run the command again")
@@ -104,7 +110,10 @@ class CaptureMonitor:
         if self.is_separate:
             check_shared(config.spool, config.slot, config.origin, config.type_policy)
         elif (other := self._wait_for_end()) is not None:
-            hint = "stop it; or set source.process: separate, if that is a `penstock capture` for several pipelines"
+            hint = (
+                "stop it; or set source.process: separate, if that is a `penstock capture` for several "
+                "pipelines"
+            )
             raise SpoolLockedError(other.message, hint=hint)
 
     def trouble(self) -> str | None:

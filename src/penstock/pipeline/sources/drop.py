@@ -1,8 +1,8 @@
 """Remove what a pipeline created at its source: slot, publication, event trigger, change table.
 
-Only objects that no other pipeline uses are dropped. A slot with other consumers, a publication named in the configuration, and an event
-trigger while other slots exist are kept and reported. Targets and state are not changed. Without its slot the pipeline cannot continue;
-it can only start from a new snapshot.
+Only objects that no other pipeline uses are dropped. A slot with other consumers, a publication named in the
+configuration, and an event trigger while other slots exist are kept and reported. Targets and state are not
+changed. Without its slot the pipeline cannot continue; it can only start from a new snapshot.
 """
 
 from __future__ import annotations
@@ -36,10 +36,18 @@ class DropPlan:
 
     @property
     def dropped(self) -> list[str]:
-        noted = None if self.changes is None else f"{self.changes}, with its triggers on all tables and all unread changes"
+        noted = (
+            None
+            if self.changes is None
+            else f"{self.changes}, with its triggers on all tables and all unread changes"
+        )
         named = (("replication slot", self.slot), ("publication", self.publication), ("change table", noted))
         found = [f"{kind} {name}" for kind, name in named if name is not None]
-        return [*found, "event triggers penstock_ddl_altered and penstock_ddl_dropped, with schema penstock_ddl"] if self.trigger else found
+        return (
+            [*found, "event triggers penstock_ddl_altered and penstock_ddl_dropped, with schema penstock_ddl"]
+            if self.trigger
+            else found
+        )
 
 
 def plan_drop(config: PipelineConfig) -> DropPlan:
@@ -50,7 +58,10 @@ def plan_drop(config: PipelineConfig) -> DropPlan:
         kept: list[str] = []
         slot = _slot(connection, config, others, kept)
         publication = _publication(connection, config, others, kept)
-        trigger, changes = _drops_trigger(connection, config, kept), _change_table(connection, config, others, kept)
+        trigger, changes = (
+            _drops_trigger(connection, config, kept),
+            _change_table(connection, config, others, kept),
+        )
         return DropPlan(slot, publication, trigger, changes, tuple(kept))
 
 
@@ -69,8 +80,12 @@ def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
 
 
 def _check_stopped(config: PipelineConfig) -> None:
-    if is_locked_by_jvm(config.lock) or is_locked_by_jvm(SpoolLayout(config.spool).consumer_lock(config.pipeline)):
-        raise PipelineBusyError(f"pipeline {config.pipeline} is running", hint="stop it, then run the command again")
+    if is_locked_by_jvm(config.lock) or is_locked_by_jvm(
+        SpoolLayout(config.spool).consumer_lock(config.pipeline)
+    ):
+        raise PipelineBusyError(
+            f"pipeline {config.pipeline} is running", hint="stop it, then run the command again"
+        )
     if is_captured(config.spool):
         hint = "stop `penstock capture` or the query, then run the command again"
         raise PipelineBusyError(f"a capture is writing to {config.spool}", hint=hint)
@@ -84,19 +99,27 @@ def _slot(connection: Connection, config: PipelineConfig, others: list[str], kep
         kept.append(f"replication slot {found.name}: it belongs to database {found.database}")
         return None
     if others:
-        kept.append(f"replication slot {found.name}: used by {', '.join(others)} (penstock capture --forget removes a consumer)")
+        kept.append(
+            f"replication slot {found.name}: used by {', '.join(others)} (penstock capture --forget "
+            "removes a consumer)"
+        )
         return None
     _is_idle(connection, found.name)
     return found.name
 
 
-def _change_table(connection: Connection, config: PipelineConfig, others: list[str], kept: list[str]) -> str | None:
+def _change_table(
+    connection: Connection, config: PipelineConfig, others: list[str], kept: list[str]
+) -> str | None:
     name = source_adapter(config).change_table
     found = None if name is None else inspect_change_table(connection, name)
     if found is None:
         return None
     if others:
-        kept.append(f"change table {config.slot}: used by {', '.join(others)} (penstock capture --forget removes a consumer)")
+        kept.append(
+            f"change table {config.slot}: used by {', '.join(others)} (penstock capture --forget removes a "
+            "consumer)"
+        )
     elif not found.is_ours:
         kept.append(f"change table {config.slot}: it belongs to {found.owner}")
     elif _is_unread(connection, config.slot):
@@ -123,12 +146,16 @@ def _is_idle(connection: Connection, name: str) -> bool:
     return found is not None
 
 
-def _publication(connection: Connection, config: PipelineConfig, others: list[str], kept: list[str]) -> str | None:
+def _publication(
+    connection: Connection, config: PipelineConfig, others: list[str], kept: list[str]
+) -> str | None:
     found = inspect_publication(connection, config.publication)
     if found is None:
         return None
     if config.source.publication is not None:
-        kept.append(f"publication {found.name}: it is named in the configuration, so it may have other readers")
+        kept.append(
+            f"publication {found.name}: it is named in the configuration, so it may have other readers"
+        )
     elif others:
         kept.append(f"publication {found.name}: used by {', '.join(others)}")
     elif not found.is_ours:

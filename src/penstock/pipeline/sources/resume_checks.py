@@ -16,7 +16,13 @@ from pathlib import Path
 from penstock import storage
 from penstock.capture.source_checks import check_continuity, check_system
 from penstock.config.model import PipelineConfig
-from penstock.errors import PositionGapError, SlotMissingError, SpoolCorruptError, SystemChangedError, TargetRewoundError
+from penstock.errors import (
+    PositionGapError,
+    SlotMissingError,
+    SpoolCorruptError,
+    SystemChangedError,
+    TargetRewoundError,
+)
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.retries import check_format
 from penstock.pipeline.table_selection import Tables, fail_over_holes
@@ -62,7 +68,9 @@ def fail_rejoined(
 
     A failed table keeps its old entry, so it fails again if this run ends before its state is stored.
     """
-    interrupted = interrupted_tables(recorded, found, [source for name in tables.filled for source in tables.sources_of(name)])
+    interrupted = interrupted_tables(
+        recorded, found, [source for name in tables.filled for source in tables.sources_of(name)]
+    )
     for name in tables.filled:
         for source in tables.sources_of(name):
             if source in interrupted:
@@ -75,7 +83,9 @@ def fail_rejoined(
 
 
 def interrupted_tables(
-    recorded: Mapping[TableName, Membership], found: Mapping[TableName, Membership], tables: Iterable[TableName]
+    recorded: Mapping[TableName, Membership],
+    found: Mapping[TableName, Membership],
+    tables: Iterable[TableName],
 ) -> dict[TableName, str]:
     """Those of `tables` whose membership was interrupted, with the reason for each."""
     compared = {name: recorded[name] for name in tables if name in recorded}
@@ -86,12 +96,19 @@ def interrupted_error(source: TableName, reason: str, name: TableName, target: s
     """The error for the pipeline table `name`, whose only source table or member is `source`."""
     return TargetRewoundError(
         f"table {source} {reason}, so changes of it may be missing",
-        hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table again",
+        hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table "
+        "again",
     )
 
 
 def check_origin(
-    address: SourceAddress, config: PipelineConfig, tables: Tables, last: Epoch | None, *, system: SystemIdentity, slot: Slot | None
+    address: SourceAddress,
+    config: PipelineConfig,
+    tables: Tables,
+    last: Epoch | None,
+    *,
+    system: SystemIdentity,
+    slot: Slot | None,
 ) -> None:
     """Raise an error if the targets were filled from another server, or the slot no longer exists."""
     if last is not None:
@@ -102,7 +119,12 @@ def check_origin(
 
 
 def check_log(
-    connection: Connection, config: PipelineConfig, tables: Tables, describe: Callable[[TableName], str], *, is_alone: bool = True
+    connection: Connection,
+    config: PipelineConfig,
+    tables: Tables,
+    describe: Callable[[TableName], str],
+    *,
+    is_alone: bool = True,
 ) -> None:
     """Fail tables whose next changes are lost. `is_alone`: no other tables are streaming."""
     slot = inspect_slot(connection, config.slot)
@@ -112,13 +134,19 @@ def check_log(
     ahead = [name for name, applied in tables.filled.items() if applied > server]
     if ahead:
         raise SystemChangedError(
-            f"{describe(ahead[0])} holds changes up to {tables.filled[ahead[0]]}, and the server is only at {server}",
-            hint="the server was restored to an earlier time: remove the targets and the state directory to start again",
+            f"{describe(ahead[0])} holds changes up to {tables.filled[ahead[0]]}, and the server is only "
+            f"at {server}",
+            hint="the server was restored to an earlier time: remove the targets and the state directory "
+            "to start again",
         )
-    fail_over_holes(tables, SpoolReader(config.spool).extent, slot.confirmed, config.slot, describe, is_alone=is_alone)
+    fail_over_holes(
+        tables, SpoolReader(config.spool).extent, slot.confirmed, config.slot, describe, is_alone=is_alone
+    )
 
 
-def over_holes(begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:
+def over_holes(
+    begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]
+) -> list[TableName]:
     """Tables for which some changes after their position are neither in the spool nor in the source. The
     source has all changes after `begin`.
     """

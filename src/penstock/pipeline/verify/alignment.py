@@ -124,10 +124,14 @@ class _FenceWait:
                     return self._run()
             elif last != before:
                 before, since = last, time.monotonic()
-                self._tell(f"the pipeline is at {last.position if last is not None else Position.ZERO}, on its way to {self._fence}")
+                self._tell(
+                    f"the pipeline is at {last.position if last is not None else Position.ZERO}, on its "
+                    f"way to {self._fence}"
+                )
             elif time.monotonic() - since > _STANDSTILL_SECONDS:
                 raise EpochMissedError(
-                    f"the pipeline has made no progress towards {self._fence} for {_STANDSTILL_SECONDS:.0f} s",
+                    f"the pipeline has made no progress towards {self._fence} for "
+                    f"{_STANDSTILL_SECONDS:.0f} s",
                     hint="run penstock status to see the reason",
                 )
             time.sleep(_POLL_SECONDS)
@@ -144,7 +148,9 @@ class _FenceWait:
             return found.tables
         # If every table failed there is no epoch; that is a result too.
         has_failed = len(result.failed) == len(result.tables)
-        return {TableName.parse(name): status for name, status in result.tables.items()} if has_failed else None
+        return (
+            {TableName.parse(name): status for name, status in result.tables.items()} if has_failed else None
+        )
 
 
 class _StopAt(PipelineObserver):

@@ -35,19 +35,27 @@ def canonical(column: Column, data_type: DataType) -> Column:
         return F.when(column.isNotNull(), F.struct(column, F.when(column == 0, column.cast("string"))))
     if isinstance(data_type, ArrayType):
         element = data_type.elementType
-        return F.when(column.isNotNull(), F.struct(F.size(column), F.transform(column, lambda each: _flagged(each, element))))
+        return F.when(
+            column.isNotNull(),
+            F.struct(F.size(column), F.transform(column, lambda each: _flagged(each, element))),
+        )
     if isinstance(data_type, MapType):
         entries = StructType().add("key", data_type.keyType).add("value", data_type.valueType)
         return canonical(F.sort_array(F.map_entries(column)), ArrayType(entries))
     if isinstance(data_type, StructType):
-        fields = [_flagged(column.getField(field.name), field.dataType).alias(f"_{at}") for at, field in enumerate(data_type.fields)]
+        fields = [
+            _flagged(column.getField(field.name), field.dataType).alias(f"_{at}")
+            for at, field in enumerate(data_type.fields)
+        ]
         return F.when(column.isNotNull(), F.struct(*fields))
     return column
 
 
 def row_hash(columns: Sequence[tuple[Column, DataType]]) -> Column:
     """A 64-bit hash of the whole row."""
-    return F.xxhash64(*(part for column, data_type in columns for part in (column.isNull(), canonical(column, data_type))))
+    return F.xxhash64(
+        *(part for column, data_type in columns for part in (column.isNull(), canonical(column, data_type)))
+    )
 
 
 def shown(column: Column, data_type: DataType) -> Column:
@@ -74,13 +82,20 @@ def _plain(values: pa.Array) -> list[Hashable]:
         return [None if each is None else repr(each) for each in values.to_pylist()]
     if pa.types.is_map(kind):
         keys, items = _plain(values.keys), _plain(values.items)
-        return [None if span is None else frozenset(zip(keys[span], items[span], strict=True)) for span in _spans(values)]
+        return [
+            None if span is None else frozenset(zip(keys[span], items[span], strict=True))
+            for span in _spans(values)
+        ]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = _plain(values.values)
         return [None if span is None else tuple(inner[span]) for span in _spans(values)]
     if pa.types.is_struct(kind):
         is_there = pc.is_valid(values).to_pylist()
-        fields = zip(*(_plain(values.field(at)) for at in range(kind.num_fields)), strict=True) if kind.num_fields else ((),) * len(values)
+        fields = (
+            zip(*(_plain(values.field(at)) for at in range(kind.num_fields)), strict=True)
+            if kind.num_fields
+            else ((),) * len(values)
+        )
         return [tuple(each) if there else None for there, each in zip(is_there, fields, strict=True)]
     if pa.types.is_temporal(kind):
         return list(values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist())
@@ -170,18 +185,30 @@ class TableComparer:
             left, right = (frame.join(F.broadcast(keys), is_held, "left_anti") for frame in (source, target))
             return replace(self.compare(left, right), held=keys.count())
         sums = self._digests(source, target)
-        counted = Comparison(self.schema.name, sum(each["source_rows"] for each in sums), sum(each["target_rows"] for each in sums))
-        buckets = [each[_BUCKET] for each in sums if each["high"] or each["low"] or each["source_rows"] != each["target_rows"]]
+        counted = Comparison(
+            self.schema.name,
+            sum(each["source_rows"] for each in sums),
+            sum(each["target_rows"] for each in sums),
+        )
+        buckets = [
+            each[_BUCKET]
+            for each in sums
+            if each["high"] or each["low"] or each["source_rows"] != each["target_rows"]
+        ]
         return self._describe(counted, source, target, buckets) if buckets else counted
 
-    # the sums ------------------------------------------------------------------------------------------------------------------
+    # the sums
+    # --------------------------------------------------------------------------------------------------------
 
     def _digests(self, source: DataFrame, target: DataFrame) -> list[Any]:
         """By bucket: row counts of each side, and the difference of the hash sums, in two halves.
 
         A sum of whole hashes would overflow. Sums of half hashes do not, up to two thousand million rows.
         """
-        hashes = [frame.select(self._bucket(), self._hash(), _side(value)) for frame, value in ((source, 1), (target, -1))]
+        hashes = [
+            frame.select(self._bucket(), self._hash(), _side(value))
+            for frame, value in ((source, 1), (target, -1))
+        ]
         both = hashes[0].unionAll(hashes[1])
         side = F.col(_SIDE)
         return (
@@ -208,25 +235,40 @@ class TableComparer:
         names = self.schema.key
         if not names:
             return [self._hash()]
-        return [F.col(quoted(name)) for name in names] + [F.col(EXACT)[name].alias(f"{name} exactly") for name in names]
+        return [F.col(quoted(name)) for name in names] + [
+            F.col(EXACT)[name].alias(f"{name} exactly") for name in names
+        ]
 
     def _bucket(self) -> Column:
         return F.pmod(F.xxhash64(*self._key()), F.lit(_BUCKETS)).alias(_BUCKET)
 
-    # the rows ------------------------------------------------------------------------------------------------------------------
+    # the rows
+    # --------------------------------------------------------------------------------------------------------
 
-    def _describe(self, counted: Comparison, source: DataFrame, target: DataFrame, buckets: Sequence[int]) -> Comparison:
+    def _describe(
+        self, counted: Comparison, source: DataFrame, target: DataFrame, buckets: Sequence[int]
+    ) -> Comparison:
         pairs = self._pairs(source, target, buckets).cache()
         try:
             found = {row["kind"]: row for row in self._counts(pairs)}
             examples = self._examples(pairs)
         finally:
             pairs.unpersist()
-        missing, extra, different = (found[kind]["rows"] if kind in found else 0 for kind in ("missing", "extra", "different"))
+        missing, extra, different = (
+            found[kind]["rows"] if kind in found else 0 for kind in ("missing", "extra", "different")
+        )
         columns = found["different"]["columns"] if different else []
         named = {name: count for name, count in zip(self._columns(), columns, strict=False) if count}
         return Comparison(
-            counted.table, counted.source_rows, counted.target_rows, missing, extra, different, named, examples, has_equal_digests=False
+            counted.table,
+            counted.source_rows,
+            counted.target_rows,
+            missing,
+            extra,
+            different,
+            named,
+            examples,
+            has_equal_digests=False,
         )
 
     def _pairs(self, source: DataFrame, target: DataFrame, buckets: Sequence[int]) -> DataFrame:
@@ -244,14 +286,24 @@ class TableComparer:
             # Rows with the same key are numbered and joined in that order.
             .withColumn(_TURN, F.row_number().over(Window.partitionBy(_KEY, _SIDE).orderBy(_HASH)))
         )
-        sides_of_pair = [F.first(F.when(side == value, F.col(_ROW)), ignorenulls=True).alias(name) for name, value in (("l", 1), ("r", -1))]
-        kind = F.when(F.col("r").isNull(), "missing").when(F.col("l").isNull(), "extra").otherwise("different").alias("kind")
+        sides_of_pair = [
+            F.first(F.when(side == value, F.col(_ROW)), ignorenulls=True).alias(name)
+            for name, value in (("l", 1), ("r", -1))
+        ]
+        kind = (
+            F.when(F.col("r").isNull(), "missing")
+            .when(F.col("l").isNull(), "extra")
+            .otherwise("different")
+            .alias("kind")
+        )
         return surplus.groupBy(_KEY, _TURN).agg(*sides_of_pair).select(_KEY, "l", "r", kind)
 
     def _rows(self, frame: DataFrame, side: int, buckets: Sequence[int]) -> DataFrame:
         if len(buckets) < _BUCKETS:
             frame = frame.where(self._bucket().isin(*buckets))
-        row = F.struct(*(F.col(quoted(name)).alias(f"_{at}") for at, name in enumerate(self._columns()))).alias(_ROW)
+        row = F.struct(
+            *(F.col(quoted(name)).alias(f"_{at}") for at, name in enumerate(self._columns()))
+        ).alias(_ROW)
         return frame.select(F.struct(*self._key()).alias(_KEY), self._hash(), row, _side(side))
 
     def _differs(self, at: int, name: str) -> Column:
@@ -260,7 +312,11 @@ class TableComparer:
 
     def _counts(self, pairs: DataFrame) -> list[Any]:
         columns = [F.count_if(self._differs(at, name)) for at, name in enumerate(self._columns())]
-        return pairs.groupBy("kind").agg(F.count(F.lit(1)).alias("rows"), F.array(*columns).alias("columns")).collect()
+        return (
+            pairs.groupBy("kind")
+            .agg(F.count(F.lit(1)).alias("rows"), F.array(*columns).alias("columns"))
+            .collect()
+        )
 
     def _examples(self, pairs: DataFrame) -> tuple[RowDifference, ...]:
         first = Window.partitionBy("kind").orderBy(_KEY)
@@ -272,7 +328,9 @@ class TableComparer:
             F.when(self._differs(at, name), F.struct(F.lit(name), self._shown("l", at), self._shown("r", at)))
             for at, name in enumerate(names)
         ]
-        differing = F.when(F.col("kind") == "different", F.filter(F.array(*columns), lambda each: each.isNotNull())).alias("columns")
+        differing = F.when(
+            F.col("kind") == "different", F.filter(F.array(*columns), lambda each: each.isNotNull())
+        ).alias("columns")
         rows = chosen.orderBy("kind", _TURN).select("kind", key, differing).collect()
         return tuple(
             RowDifference(
@@ -287,7 +345,11 @@ class TableComparer:
         """A value as text: the exact text if the type cannot hold it."""
         name = self._columns()[at]
         text = shown(F.col(f"{side}._{at}"), self.types[name])
-        return text if name == EXACT else F.coalesce(text, F.col(f"{side}._{len(self.schema.column_names)}")[name])
+        return (
+            text
+            if name == EXACT
+            else F.coalesce(text, F.col(f"{side}._{len(self.schema.column_names)}")[name])
+        )
 
 
 def _side(value: int) -> Column:

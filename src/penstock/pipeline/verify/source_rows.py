@@ -49,7 +49,12 @@ def copy_source(
             storage.ensure_directory(place)
     if fitted is not None and fitted.query is not None:
         return _copy_through(
-            spark, partial(read_chunk, address, snapshot), chunks, directory, fitted, rejected_directory=rejected_directory
+            spark,
+            partial(read_chunk, address, snapshot),
+            chunks,
+            directory,
+            fitted,
+            rejected_directory=rejected_directory,
         )
     copier = _chunk_copier(address, snapshot, directory, fitted, rejected_directory)
     try:
@@ -79,15 +84,23 @@ def _copy_through(
     def copy(chunk: Chunk) -> str | None:
         return asker.copy(executors, partial(read, chunk), finish, _rejected_file(rejected_directory))
 
-    with ThreadPoolExecutor(max_workers=max(1, executors.parallelism), thread_name_prefix="penstock-verify") as pool:
+    with ThreadPoolExecutor(
+        max_workers=max(1, executors.parallelism), thread_name_prefix="penstock-verify"
+    ) as pool:
         return [path for path in pool.map(copy, chunks) if path is not None]
 
 
 def _chunk_copier(
-    address: SourceAddress, snapshot: str, directory: Path, fitted: Fitted | None, rejected_directory: Path | None
+    address: SourceAddress,
+    snapshot: str,
+    directory: Path,
+    fitted: Fitted | None,
+    rejected_directory: Path | None,
 ) -> Callable[[Chunk], str | None]:
     """Sent to executors."""
-    return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory)
+    return lambda chunk: copy_chunk(
+        address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory
+    )
 
 
 def copy_chunk(
@@ -107,19 +120,25 @@ def copy_chunk(
     if path is None:
         return _written(schema, directory, BatchTransform(fitted)(batches))
     rejected_file = RejectedRowsFile(path)
-    return _written(schema, directory, rejected_file.watch(BatchTransform(fitted, on_rejected=rejected_file)(batches)))
+    return _written(
+        schema, directory, rejected_file.watch(BatchTransform(fitted, on_rejected=rejected_file)(batches))
+    )
 
 
 def _rejected_file(rejected_directory: Path | None) -> Path | None:
     return None if rejected_directory is None else rejected_directory / f"{secrets.token_hex(8)}.parquet"
 
 
-def _written(schema: pa.Schema, directory: Path, batches: Iterator[pa.RecordBatch], _: ChunkWriter | None = None) -> str | None:
+def _written(
+    schema: pa.Schema, directory: Path, batches: Iterator[pa.RecordBatch], _: ChunkWriter | None = None
+) -> str | None:
     path = directory / f"{secrets.token_hex(8)}.parquet"
     rows = 0
     with (
         storage.open_new(path) as file,
-        pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer,
+        pq.ParquetWriter(
+            file, schema, compression="none", use_dictionary=False, write_statistics=False
+        ) as writer,
     ):
         for batch in batches:
             writer.write_batch(batch)

@@ -30,7 +30,14 @@ from penstock import storage
 from penstock.change import EXACT
 from penstock.config.model import PipelineConfig
 from penstock.config.policies import RefusedPolicy
-from penstock.errors import ComparisonFailedError, NoTablesError, PenstockError, Recovery, SchemaChangedError, SnapshotLostError
+from penstock.errors import (
+    ComparisonFailedError,
+    NoTablesError,
+    PenstockError,
+    Recovery,
+    SchemaChangedError,
+    SnapshotLostError,
+)
 from penstock.pipeline.dead_letters.store import DeadLetterStore, check_held, load_held
 from penstock.pipeline.sink_factory import open_sink
 from penstock.pipeline.table_overrides import with_overrides
@@ -96,7 +103,17 @@ class TableVerdict:
         if self.comparison is not None:
             found = asdict(self.comparison)
             document |= {
-                name: found[name] for name in ("source_rows", "target_rows", "missing", "extra", "different", "held", "columns", "examples")
+                name: found[name]
+                for name in (
+                    "source_rows",
+                    "target_rows",
+                    "missing",
+                    "extra",
+                    "different",
+                    "held",
+                    "columns",
+                    "examples",
+                )
             }
         return document
 
@@ -145,14 +162,20 @@ _FEW_ROWS = 10_000
 
 
 def verify_tables(
-    spark: SparkSession, config: PipelineConfig, names: Collection[TableName] = (), tell: Tell = lambda _: None
+    spark: SparkSession,
+    config: PipelineConfig,
+    names: Collection[TableName] = (),
+    tell: Tell = lambda _: None,
 ) -> VerifyReport:
     """Compare the tables `names`, or all that the configuration selects, whether or not the pipeline runs."""
     started = time.monotonic()
     has = with_overrides(config).has
     foreign = [name for name in names if not has(name)]
     if foreign:
-        raise NoTablesError(f"the configuration does not select {foreign[0]}", hint="check --table, and tables: in the configuration")
+        raise NoTablesError(
+            f"the configuration does not select {foreign[0]}",
+            hint="check --table, and tables: in the configuration",
+        )
     verdicts: dict[TableName, TableVerdict] = {}
     lost: dict[TableName, TableVerdict] = {}
     for _ in range(_ATTEMPTS):
@@ -168,7 +191,9 @@ def verify_tables(
     verdicts |= lost
     if not verdicts:
         raise NoTablesError("no table of the source is selected", hint="check tables: in the configuration")
-    return VerifyReport(config.pipeline, tuple(verdicts[name] for name in sorted(verdicts)), time.monotonic() - started)
+    return VerifyReport(
+        config.pipeline, tuple(verdicts[name] for name in sorted(verdicts)), time.monotonic() - started
+    )
 
 
 def _compare_aligned(
@@ -198,7 +223,9 @@ def _compare_aligned(
                 into[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error)
             except Exception as error:  # noqa: BLE001 one table must not cost the report of the others
                 _log.debug("comparison failed", extra={"table": str(name)}, exc_info=True)
-                verdicts[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, _unexpected(name, error))
+                verdicts[name] = _not_compared(
+                    name, TableState.STREAMING, meeting.snapshot.fence, _unexpected(name, error)
+                )
 
 
 def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
@@ -206,22 +233,34 @@ def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
     kind = type(error).__name__
     with suppress(Py4JError, OSError):  # the JVM may have ended
         kind = java_class(error) or kind
-    hint = "see spark.log in the state directory; raise spark.driver.memory under spark.conf if it ran out of memory"
+    hint = (
+        "see spark.log in the state directory; raise spark.driver.memory under spark.conf if it ran out "
+        "of memory"
+    )
     return ComparisonFailedError(f"comparing {name} ended with {kind}", hint=hint)
 
 
-def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting: AlignedSnapshot) -> TableVerdict:
+def judge(
+    side: SideBySide, name: TableName, table: CatalogTable | None, meeting: AlignedSnapshot
+) -> TableVerdict:
     """The verdict of one table. Raises transient errors; the caller then compares the table again."""
     fence = meeting.snapshot.fence
     status = meeting.tables.get(name)
     if status is None:
-        return TableVerdict(name, TableState.PENDING, fence, reason="the pipeline has not taken the table in yet")
+        return TableVerdict(
+            name, TableState.PENDING, fence, reason="the pipeline has not taken the table in yet"
+        )
     if status.state is not TableState.STREAMING:
         return TableVerdict(name, status.state, fence, reason=status.reason, remedy=status.remedy)
     if table is None:
         return TableVerdict(name, status.state, fence, reason="the source no longer has the table")
     if side.config.mode_of(name).is_log:
-        return TableVerdict(name, status.state, fence, reason="a table of mode append is not compared: it has more than the current rows")
+        return TableVerdict(
+            name,
+            status.state,
+            fence,
+            reason="a table of mode append is not compared: it has more than the current rows",
+        )
     try:
         place = side.targets.describe(name)
         if side.targets.load_target(name) is None:
@@ -235,7 +274,9 @@ def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting
         if error.recovery is not Recovery.OPERATOR:
             raise
         # the error is the result of the comparison
-        return TableVerdict(name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
+        return TableVerdict(
+            name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint
+        )
 
 
 def _not_compared(name: TableName, state: TableState, fence: Position, error: PenstockError) -> TableVerdict:
@@ -278,7 +319,9 @@ class SideBySide:
             _check_shape(schema, target, self.targets.describe(table.name))
         held = load_held(self._letters, source, None if version is None else snapshot.fence)
         directory = self.scratch / str(table.oid)
-        rejected_directory = directory / "refused" if fitted is not None and source.key and self._diverts(table.name) else None
+        rejected_directory = (
+            directory / "refused" if fitted is not None and source.key and self._diverts(table.name) else None
+        )
         try:
             files = self._copy(snapshot.name, chunks, directory, fitted, rejected_directory)
             if rejected_directory is not None:
@@ -286,12 +329,19 @@ class SideBySide:
             equal = None if held.num_rows else self._count_equal(schema, files, version)
             if equal is not None:
                 return Comparison(schema.name, equal, equal)
-            return self._compare_by_spark(schema, files, version, lambda like: self._held(held, fitted, like, directory))
+            return self._compare_by_spark(
+                schema, files, version, lambda like: self._held(held, fitted, like, directory)
+            )
         finally:
             storage.discard_tree(directory)
 
     def _copy(
-        self, snapshot: str, chunks: Sequence[Chunk], directory: Path, fitted: Fitted | None, rejected_directory: Path | None
+        self,
+        snapshot: str,
+        chunks: Sequence[Chunk],
+        directory: Path,
+        fitted: Fitted | None,
+        rejected_directory: Path | None,
     ) -> list[str]:
         """Write the source's rows into files: by this process if the table is small, otherwise by
         executors.
@@ -299,11 +349,22 @@ class SideBySide:
         address = self.config.source.address()
         is_small = sum(chunk.heap_bytes for chunk in chunks) <= self.small_bytes
         if not is_small or (fitted is not None and fitted.query is not None):
-            return copy_source(self.spark, address, snapshot, chunks, directory, fitted=fitted, rejected_directory=rejected_directory)
+            return copy_source(
+                self.spark,
+                address,
+                snapshot,
+                chunks,
+                directory,
+                fitted=fitted,
+                rejected_directory=rejected_directory,
+            )
         for place in (directory, rejected_directory):
             if place is not None:
                 storage.ensure_directory(place)
-        found = [copy_chunk(address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory) for chunk in chunks]
+        found = [
+            copy_chunk(address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory)
+            for chunk in chunks
+        ]
         return [path for path in found if path is not None]
 
     def _count_equal(self, schema: TableSchema, files: Sequence[str], version: int | None) -> int | None:
@@ -317,10 +378,14 @@ class SideBySide:
         live_rows = found if live is None else found.filter(pc.field(live.column) == live.value)
         target = live_rows.select([*schema.column_names, EXACT])
         source = pa.concat_tables([snapshot_schema(schema).empty_table(), *map(pq.read_table, files)])
-        wanted = [_wider(one, other) for one, other in zip(source.schema.types, target.schema.types, strict=True)]
+        wanted = [
+            _wider(one, other) for one, other in zip(source.schema.types, target.schema.types, strict=True)
+        ]
         if None in wanted:
             return None
-        same = pa.schema([pa.field(name, kind) for name, kind in zip(target.column_names, wanted, strict=True)])
+        same = pa.schema(
+            [pa.field(name, kind) for name, kind in zip(target.column_names, wanted, strict=True)]
+        )
         return target.num_rows if count_rows(source.cast(same)) == count_rows(target.cast(same)) else None
 
     def _read_small(self, name: TableName, version: int | None) -> pa.Table | None:
@@ -331,7 +396,11 @@ class SideBySide:
         return rows if rows.num_rows <= _FEW_ROWS and rows.nbytes <= self.small_bytes else None
 
     def _compare_by_spark(
-        self, schema: TableSchema, files: Sequence[str], version: int | None, held: Callable[[DataFrame], DataFrame | None]
+        self,
+        schema: TableSchema,
+        files: Sequence[str],
+        version: int | None,
+        held: Callable[[DataFrame], DataFrame | None],
     ) -> Comparison:
         rows = self.targets.read(schema.name, version)
         live = self.config.mode_of(schema.name).live_flag
@@ -352,7 +421,9 @@ class SideBySide:
     def _diverts(self, name: TableName) -> bool:
         return self.config.refused_policy(name) is RefusedPolicy.DEAD_LETTERS
 
-    def _held(self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path) -> DataFrame | None:
+    def _held(
+        self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path
+    ) -> DataFrame | None:
         """The keys of rows with dead letters, in the target's form; None if there are none."""
         if not keys.num_rows:
             return None
@@ -360,12 +431,16 @@ class SideBySide:
         path = directory / "held.parquet"
         with storage.open_new(path) as file:
             pq.write_table(made, file)
-        return self.spark.read.schema(like.select(*(quoted(name) for name in made.column_names)).schema).parquet(str(path))
+        return self.spark.read.schema(
+            like.select(*(quoted(name) for name in made.column_names)).schema
+        ).parquet(str(path))
 
     def _plan(self, table: CatalogTable) -> ChunkedTable:
         config = self.config
         with connect(config.source.address()) as connection:
-            (planned,) = chunk_tables(connection, [table], config.type_policy, config.published_by, config.snapshot_chunk_bytes)
+            (planned,) = chunk_tables(
+                connection, [table], config.type_policy, config.published_by, config.snapshot_chunk_bytes
+            )
         return planned
 
 
@@ -385,7 +460,12 @@ def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
     there = {field.name: field.type for field in target.schema}
     is_there = all(there.get(column.name) == column.arrow_type for column in schema.columns)
     extra = set(there) - set(schema.column_names)
-    if schema.oid != target.source_oid or schema.key != target.key or not is_there or (extra and target.origin is None):
+    if (
+        schema.oid != target.source_oid
+        or schema.key != target.key
+        or not is_there
+        or (extra and target.origin is None)
+    ):
         raise SchemaChangedError(
             f"table {schema.name} and {place} do not have the same columns and key",
             hint="wait until the pipeline has applied the change; penstock status shows why it has not",

@@ -17,7 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.change import LogicalMessage
-from penstock.postgres.pgoutput.framing import DELETE, INSERT, MESSAGE, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.framing import (
+    DELETE,
+    INSERT,
+    MESSAGE,
+    TRUNCATE,
+    UPDATE,
+    BoolArray,
+    ByteArray,
+    Frames,
+    IntArray,
+)
 from penstock.postgres.pgoutput.messages import decode_message, decode_truncate
 from penstock.postgres.pgoutput.relations import Version, Versions
 from penstock.postgres.pgoutput.transactions import BETWEEN, Timeline
@@ -91,7 +101,9 @@ def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
     has_old = (kinds == UPDATE) & (markers != NEW)
 
     ordinals = np.zeros(len(messages), np.int64)
-    changes = Changes(messages, kinds, frames.u32(fields), ordinals, fields + _HEAD_BYTES, has_old, markers == OLD_ROW)
+    changes = Changes(
+        messages, kinds, frames.u32(fields), ordinals, fields + _HEAD_BYTES, has_old, markers == OLD_ROW
+    )
     if (frames.kinds == TRUNCATE).any():
         changes = _with_truncates(frames, changes)
     weights = np.bincount(changes.messages, minlength=len(frames))
@@ -111,7 +123,9 @@ def _with_truncates(frames: Frames, changes: Changes) -> Changes:
     joined = Changes(
         messages,
         np.concatenate([changes.kinds, np.full(count, TRUNCATE, np.uint8)]),
-        np.concatenate([changes.oids, np.array([oid for oids in truncates.values() for oid in oids], np.int64)]),
+        np.concatenate(
+            [changes.oids, np.array([oid for oids in truncates.values() for oid in oids], np.int64)]
+        ),
         np.concatenate([changes.ordinals, *(np.arange(size) for size in sizes)]),
         np.concatenate([changes.tuples, np.full(count, frames.padding_at, np.int64)]),
         np.concatenate([changes.has_old, np.zeros(count, np.bool_)]),
@@ -133,13 +147,19 @@ def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableCha
     return sorted(groups, key=lambda group: -len(group.table.columns))
 
 
-def _by_version(frames: Frames, changes: Changes, members: IntArray, versions: list[Version]) -> list[TableChanges]:
+def _by_version(
+    frames: Frames, changes: Changes, members: IntArray, versions: list[Version]
+) -> list[TableChanges]:
     messages = changes.messages[members]
     if not versions or messages[0] < versions[0].index:
         raise frames.fault(int(messages[0]), "changes a table that no Relation message has described")
     cuts = [*np.searchsorted(messages, [version.index for version in versions]).tolist(), len(members)]
     parts = zip(versions, cuts[:-1], cuts[1:], strict=True)
-    return [TableChanges(version.schema, members[low:high], version.is_full) for version, low, high in parts if low < high]
+    return [
+        TableChanges(version.schema, members[low:high], version.is_full)
+        for version, low, high in parts
+        if low < high
+    ]
 
 
 MAX_CONTENT_BYTES = 1 << 20
@@ -158,17 +178,25 @@ def find_loose_messages(frames: Frames, places: ByteArray, prefixes: Set[str]) -
             yield LogicalMessage(message.prefix, _bounded(message.content), message.lsn)
 
 
-def find_messages(frames: Frames, timeline: Timeline, changes: Changes, prefixes: Set[str]) -> tuple[LogicalMessage, ...]:
+def find_messages(
+    frames: Frames, timeline: Timeline, changes: Changes, prefixes: Set[str]
+) -> tuple[LogicalMessage, ...]:
     """The transactional messages."""
     found: list[LogicalMessage] = []
     for index in map(int, frames.where(MESSAGE)):
         message = decode_message(frames, index)
         if message.is_transactional and message.prefix in prefixes:
             transaction = int(timeline.of(np.array([index]))[0])
-            xid = int(frames.xids(np.array([index]))[0]) if frames.xid_bytes else int(timeline.xids[transaction])
+            xid = (
+                int(frames.xids(np.array([index]))[0])
+                if frames.xid_bytes
+                else int(timeline.xids[transaction])
+            )
             position = None if timeline.commits is None else timeline.commits.position(transaction)
             ordinal = _next_ordinal(timeline, changes, index, transaction)
-            found.append(LogicalMessage(message.prefix, _bounded(message.content), message.lsn, xid, ordinal, position))
+            found.append(
+                LogicalMessage(message.prefix, _bounded(message.content), message.lsn, xid, ordinal, position)
+            )
         elif frames.xid_bytes and not message.is_transactional:
             raise frames.fault(index, "is not transactional, but inside the block of a transaction")
     return tuple(found)

@@ -20,7 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.change import ChangeBatch, Idle, LogicalMessage, LogStep, PiecesAborted, PiecesCommitted, TransactionPiece, Transactions
+from penstock.change import (
+    ChangeBatch,
+    Idle,
+    LogicalMessage,
+    LogStep,
+    PiecesAborted,
+    PiecesCommitted,
+    TransactionPiece,
+    Transactions,
+)
 from penstock.position import Position
 from penstock.postgres.pgoutput.changes import (
     COUNT_BYTES,
@@ -49,7 +58,12 @@ from penstock.postgres.pgoutput.framing import (
     join,
     payload_sizes,
 )
-from penstock.postgres.pgoutput.messages import check_stream_stop, decode_keepalive, decode_stream_abort, decode_stream_start
+from penstock.postgres.pgoutput.messages import (
+    check_stream_stop,
+    decode_keepalive,
+    decode_stream_abort,
+    decode_stream_start,
+)
 from penstock.postgres.pgoutput.relations import FullKeys, LoadKey, RelationHistory, Versions
 from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches
 from penstock.postgres.pgoutput.transactions import (
@@ -76,7 +90,12 @@ class Assembled:
 
 
 def assemble(
-    frames: Frames, timeline: Timeline, versions: Versions, prefixes: Set[str] = frozenset(), *, old_rows: bool = False
+    frames: Frames,
+    timeline: Timeline,
+    versions: Versions,
+    prefixes: Set[str] = frozenset(),
+    *,
+    old_rows: bool = False,
 ) -> Assembled:
     """Decode a run of messages of whole transactions, or of one open transaction."""
     changes, next_ordinal = find_changes(frames, timeline)
@@ -110,7 +129,9 @@ def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:
     frames.require((after == ends) | changes.has_old, changes.messages, "is longer than its tuple")
     messages, at, ends, widths = changes.messages[two], after[two], ends[two], widths[two]
     frames.require(at + 1 + COUNT_BYTES <= ends, messages, "ends before its new tuple")
-    frames.require((frames.octets[at] == NEW) & (frames.u16(at + 1) == widths), messages, "has an unexpected new tuple")
+    frames.require(
+        (frames.octets[at] == NEW) & (frames.u16(at + 1) == widths), messages, "has an unexpected new tuple"
+    )
     second, after = walk(frames, messages, at + 1 + COUNT_BYTES, ends, widths)
     frames.require(after == ends, messages, "is longer than its tuples")
     return Tuples(first, second)
@@ -126,7 +147,11 @@ def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> 
         own = changes[low:high]
         second_high = second_low + int(np.count_nonzero(own.has_old))
         first = [column[low:high] for column in tuples.first[:width]]
-        second = [column[second_low:second_high] for column in tuples.second[:width]] if second_low < second_high else []
+        second = (
+            [column[second_low:second_high] for column in tuples.second[:width]]
+            if second_low < second_high
+            else []
+        )
         parts.append(TablePart(item.table, own, Tuples(first, second), item.is_full))
         low, second_low = high, second_high
     return parts
@@ -223,7 +248,9 @@ class PgOutputDecoder:
         """
         if self._place != IN_TRANSACTION or self.carried_bytes > sizes.sum():
             return frame(messages, sizes), self._place
-        return frame(messages, sizes, self._carry.take()), BETWEEN if self._in_pieces is None else IN_TRANSACTION
+        return frame(
+            messages, sizes, self._carry.take()
+        ), BETWEEN if self._in_pieces is None else IN_TRANSACTION
 
     def _take(self, frames: Frames, places: ByteArray) -> Iterator[LogStep]:
         """Cut the messages at the ends of blocks and of transactions sent in blocks."""
@@ -244,7 +271,7 @@ class PgOutputDecoder:
             yield from find_loose_messages(frames, places, self._prefixes)
         yield from self._take_transactions(frames, is_open=places[-1] == IN_TRANSACTION)
 
-    # --- whole transactions ----------------------------------------------------------------------------------------------
+    # --- whole transactions ---------------------------------------------------------------------------------
 
     def _take_transactions(self, frames: Frames, *, is_open: bool) -> Iterator[LogStep]:
         commits = frames.where(COMMIT)
@@ -271,7 +298,9 @@ class PgOutputDecoder:
             timeline = Timeline(*decode_begins(frames), commits)
             found = self._assemble(frames, timeline, self._relations.advance(frames, timeline))
             self._last_commit = commits.position(-1)
-            yield Transactions(found.batches, self._last_commit, commits.time(-1), len(commits), found.messages)
+            yield Transactions(
+                found.batches, self._last_commit, commits.time(-1), len(commits), found.messages
+            )
 
     def _decode_pieces(self, frames: Frames) -> Iterator[TransactionPiece]:
         """Decode messages of one incomplete transaction. Its first piece is returned even if it is empty."""
@@ -293,7 +322,7 @@ class PgOutputDecoder:
         self._in_pieces = None
         yield PiecesCommitted(begun.xid, self._last_commit, commits.time(-1))
 
-    # --- transactions in blocks --------------------------------------------------------------------------------------------
+    # --- transactions in blocks -----------------------------------------------------------------------------
 
     def _take_bound(self, frames: Frames, index: int) -> Iterator[LogStep]:
         match int(frames.kinds[index]):

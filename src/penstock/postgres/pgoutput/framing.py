@@ -70,7 +70,9 @@ class Frames:
 
     def __getitem__(self, part: slice) -> Frames:
         """A run of the messages over the same buffer."""
-        return Frames(self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part], self.xid_bytes)
+        return Frames(
+            self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part], self.xid_bytes
+        )
 
     def in_block(self) -> Frames:
         """The same messages, decoded as the content of a block."""
@@ -103,7 +105,8 @@ class Frames:
         return self._gather(">i8", at)
 
     def _gather(self, dtype: str, at: IntArray) -> IntArray:
-        # A view of the number at every byte offset, unaligned and big-endian, so that one numpy call reads all of them.
+        # A view of the number at every byte offset, unaligned and big-endian, so that one numpy call reads
+        # all of them.
         count = len(self.buffer) - np.dtype(dtype).itemsize + 1
         return np.ndarray((count,), dtype, self.buffer, 0, (1,))[at].astype(np.int64)
 
@@ -126,7 +129,9 @@ class Frames:
 
 
 def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames] = ()) -> Frames:
-    """Join payloads of the given sizes into one buffer, after those framed `before`, and find the kind of each."""
+    """Join payloads of the given sizes into one buffer, after those framed `before`, and find the kind of
+    each.
+    """
     sizes = np.concatenate([*(part.ends - part.starts for part in before), sizes])
     ends = np.cumsum(sizes)
     starts = ends - sizes
@@ -138,21 +143,29 @@ def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames]
     if is_data.all():
         fit = (sizes > HEADER_BYTES) & _KNOWN[kinds]
     else:
-        fit = np.where(is_data, (sizes > HEADER_BYTES) & _KNOWN[kinds], (heads == _KEEPALIVE_HEAD) & (sizes == KEEPALIVE_BYTES))
+        fit = np.where(
+            is_data,
+            (sizes > HEADER_BYTES) & _KNOWN[kinds],
+            (heads == _KEEPALIVE_HEAD) & (sizes == KEEPALIVE_BYTES),
+        )
         kinds = np.where(is_data, kinds, np.uint8(KEEPALIVE))
     frames = Frames(buffer, octets, starts, ends, kinds)
     if not fit.all():
         bad = int(np.argmin(fit))
         if is_data[bad] and sizes[bad] > HEADER_BYTES:
-            raise _two_phase() if int(kinds[bad]) in _TWO_PHASE else frames.fault(bad, "is of an unknown kind")
+            raise (
+                _two_phase() if int(kinds[bad]) in _TWO_PHASE else frames.fault(bad, "is of an unknown kind")
+            )
         raise ProtocolError(f"message {bad} of {len(sizes)} is neither WAL data nor a keepalive")
     return frames
 
 
 def _two_phase() -> SlotTwoPhaseError:
     return SlotTwoPhaseError(
-        "the slot was created with two_phase: it sends transactions when they are prepared, before it is known whether they commit",
-        hint="stop the capture, drop the slot with pg_drop_replication_slot, and resync: penstock creates it without two_phase",
+        "the slot was created with two_phase: it sends transactions when they are prepared, before it is "
+        "known whether they commit",
+        hint="stop the capture, drop the slot with pg_drop_replication_slot, and resync: penstock creates "
+        "it without two_phase",
     )
 
 

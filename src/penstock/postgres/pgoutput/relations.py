@@ -66,7 +66,9 @@ class FullKeys:
         self._waiting: dict[int, CatalogKey] = {}
 
     def describe(self, oid: int, columns: Collection[str], place: int) -> FullKey:
-        """The key, for changes from `place` on, of a table that has just been described with these columns."""
+        """The key, for changes from `place` on, of a table that has just been described with these
+        columns.
+        """
         found = None if self._load is None else self._load(oid)
         if found is None:
             return FullKey(() if oid in self._waiting else key_in_order(self._known.get(oid, ()), columns))
@@ -99,7 +101,11 @@ class FullKeys:
         """
         if oid in self._waiting:
             return False
-        return set(self._known[oid]) == set(found.columns) if oid in self._known else set(found.columns) <= set(columns)
+        return (
+            set(self._known[oid]) == set(found.columns)
+            if oid in self._known
+            else set(found.columns) <= set(columns)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +226,10 @@ class RelationHistory:
             if current is None or current.number < described.number:
                 # The catalog did not show the transaction's change of the key while it was open.
                 self._current.put(oid, self._rekeyed(described) if described.is_full else described)
-        made = {oid: (self._current.described.get(oid) or self._rekeyed(described)).schema.key for oid, described in told.unseen.items()}
+        made = {
+            oid: (self._current.described.get(oid) or self._rekeyed(described)).schema.key
+            for oid, described in told.unseen.items()
+        }
         return {oid: key for oid, key in made.items() if key}
 
     def forget(self, stream: int, *, is_whole: bool) -> None:
@@ -249,7 +258,10 @@ class RelationHistory:
         return replace(described, schema=replace(schema, key=key.columns), later=key.later)
 
     def _describe(self, body: bytes, relation: Relation, place: int) -> _Described:
-        columns = tuple(self._types.column(column.name, column.type_oid, column.type_modifier) for column in relation.columns)
+        columns = tuple(
+            self._types.column(column.name, column.type_oid, column.type_modifier)
+            for column in relation.columns
+        )
         names = tuple(column.name for column in relation.columns)
         flagged = tuple(column.name for column in relation.columns if column.is_key)
         key = self._keys.describe(relation.oid, names, place) if relation.is_full else FullKey(flagged)

@@ -28,13 +28,28 @@ from penstock.arrow import Ragged, as_arrow, as_bools
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
-from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.framing import (
+    DELETE,
+    INSERT,
+    TRUNCATE,
+    UPDATE,
+    BoolArray,
+    ByteArray,
+    Frames,
+    IntArray,
+)
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import SMALL_ROWS, ColumnSpans, Wanted, join_spans, read_together
 from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
 
-_CODES = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.UPDATE_PREIMAGE)
+_CODES = (
+    ChangeType.INSERT,
+    ChangeType.UPDATE_POSTIMAGE,
+    ChangeType.DELETE,
+    ChangeType.TRUNCATE,
+    ChangeType.UPDATE_PREIMAGE,
+)
 _INSERTED, _UPDATED, _DELETED, _TRUNCATED, _OLD = range(len(_CODES))
 _NAMES = pa.array([str(name) for name in _CODES], pa.string())
 _NAMES_TYPE = pa.list_(pa.string())
@@ -95,7 +110,9 @@ class _Plan:
     """By column index, the rows in which an identifying value was not sent."""
 
 
-def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False) -> list[list[ChangeBatch]]:
+def build_batches(
+    frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False
+) -> list[list[ChangeBatch]]:
     """For each part its changes, and with `old_rows` the rows before its updates if they were sent."""
     buffer = pa.py_buffer(frames.buffer)
     planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
@@ -103,7 +120,9 @@ def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart]
     return [[next(built) for _ in plans] for plans in planned]
 
 
-def _build_all(frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Sequence[_Plan]) -> list[ChangeBatch]:
+def _build_all(
+    frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Sequence[_Plan]
+) -> list[ChangeBatch]:
     decoded = _read_small(buffer, plans)
     metadata = _metadata(frames, timeline, plans)
     batches: list[ChangeBatch] = []
@@ -118,27 +137,46 @@ def _build_all(frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Seq
 
 def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> ChangeBatch:
     names, unchanged_count = _unchanged(plan)
-    unidentified = int(np.count_nonzero(np.logical_or.reduce([*plan.missing.values()]))) if plan.missing else 0
+    unidentified = (
+        int(np.count_nonzero(np.logical_or.reduce([*plan.missing.values()]))) if plan.missing else 0
+    )
     inserts, updates, deletes, truncates, old = np.bincount(plan.rows.codes, minlength=len(_CODES)).tolist()
     unreadable = sum(decoded.unreadable.values())
     counts = ChangeCounts(
-        inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, unreadable, old, unidentified
+        inserts,
+        updates,
+        deletes,
+        truncates,
+        plan.rows.moves,
+        unchanged_count,
+        decoded.inexact,
+        unreadable,
+        old,
+        unidentified,
     )
-    rows = pa.RecordBatch.from_arrays([*decoded.columns, *metadata, names, decoded.exact], schema=change_schema(plan.table))
+    rows = pa.RecordBatch.from_arrays(
+        [*decoded.columns, *metadata, names, decoded.exact], schema=change_schema(plan.table)
+    )
     return ChangeBatch(plan.table, rows, counts, plan.is_old)
 
 
 def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows | None]:
     """The columns of small batches if there are several of them; None for all others."""
     small = [plan for plan in plans if len(plan.rows) <= SMALL_ROWS and plan.columns]
-    read = read_together(buffer, [column for plan in small for column in plan.columns]) if len(small) > 1 else None
+    read = (
+        read_together(buffer, [column for plan in small for column in plan.columns])
+        if len(small) > 1
+        else None
+    )
     if read is None:
         return [None] * len(plans)
     each = iter(read)
     found: dict[int, DecodedRows] = {}
     for plan in small:
         own = [next(each) for _ in plan.columns]
-        found[id(plan)] = join_columns([column.decoded for column in own], [column.texts for column in own], plan.table, len(plan.rows))
+        found[id(plan)] = join_columns(
+            [column.decoded for column in own], [column.texts for column in own], plan.table, len(plan.rows)
+        )
     return [found.get(id(plan)) for plan in plans]
 
 
@@ -158,7 +196,13 @@ def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
         Wanted(column, spans, rows.tuples, shows_key if any_key and column.name not in table.key else None)
         for column, spans in zip(table.columns, columns, strict=True)
     ]
-    missing = _missing(table, rows, wanted, changes.is_whole[rows.changes], promises_whole=part.is_full and (old_rows or not table.key))
+    missing = _missing(
+        table,
+        rows,
+        wanted,
+        changes.is_whole[rows.changes],
+        promises_whole=part.is_full and (old_rows or not table.key),
+    )
     plan = _Plan(table, changes.messages[rows.changes], rows, wanted, missing=missing)
     if not old_rows:
         return [plan]
@@ -195,11 +239,16 @@ def _missing(
 def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
     """The first tuples of the changes `replaced`."""
     rows = _Rows(replaced, np.full(len(replaced), _OLD, np.uint8), part.changes.ordinals[replaced], replaced)
-    wanted = [Wanted(column, spans, replaced, None) for column, spans in zip(part.table.columns, part.tuples.first, strict=True)]
+    wanted = [
+        Wanted(column, spans, replaced, None)
+        for column, spans in zip(part.table.columns, part.tuples.first, strict=True)
+    ]
     return _Plan(part.table, part.changes.messages[replaced], rows, wanted, is_old=True)
 
 
-def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples) -> tuple[list[ColumnSpans], _Rows]:
+def _choose(
+    buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples
+) -> tuple[list[ColumnSpans], _Rows]:
     """The tuples to choose from, and the one that each row shows."""
     codes = _CODE_OF_KIND[changes.kinds]
     each = np.arange(len(changes))
@@ -238,7 +287,9 @@ def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
     return ColumnSpans(np.where(known[:, np.newaxis], old.spans, new.spans), kinds)
 
 
-def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]) -> BoolArray:
+def _moved(
+    buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]
+) -> BoolArray:
     """Which updates changed the key, compared byte by byte."""
     count = len(old[0].spans)
     moved = np.zeros(count, np.bool_)
@@ -246,7 +297,9 @@ def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: l
     for column, before, after in zip(table.columns, old, new, strict=True):
         if column.name in table.key:
             moved |= before.kinds_or_text() != after.kinds_or_text()
-            same = pc.equal(before.strings(buffer, each).cast(pa.binary()), after.strings(buffer, each).cast(pa.binary()))
+            same = pc.equal(
+                before.strings(buffer, each).cast(pa.binary()), after.strings(buffer, each).cast(pa.binary())
+            )
             moved |= ~as_bools(pc.fill_null(same, True))
     return moved
 

@@ -114,7 +114,9 @@ class Timeline:
 
     def first_past(self, frames: Frames, place: int) -> int | None:
         """The message from which all changes have a position after this one."""
-        messages, places = (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
+        messages, places = (
+            (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
+        )
         at = int(np.searchsorted(places, place, side="right"))
         return int(messages[at]) if at < len(messages) else None
 
@@ -137,10 +139,13 @@ def check_order(frames: Frames, place: int) -> ByteArray:
     """
     steps = _STEP[frames.kinds]
     after = (np.cumsum(steps, dtype=np.int64) + place).astype(np.uint8)
-    # Only the first invalid message is reported; states after it are undefined, and a shift that is too wide gives 0.
+    # Only the first invalid message is reported; states after it are undefined, and a shift that is too wide
+    # gives 0.
     before = after - steps.view(np.uint8)
     right = (_MAY_FOLLOW[frames.kinds] >> before) & 1
-    frames.require(right.view(np.bool_), np.arange(len(frames)), "is out of order among Begin, Commit and blocks")
+    frames.require(
+        right.view(np.bool_), np.arange(len(frames)), "is out of order among Begin, Commit and blocks"
+    )
     return after
 
 
@@ -159,7 +164,11 @@ def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commit
     frames.require(frames.ends[commits] - fields == _COMMIT_BYTES, commits, "has the wrong length")
     positions = frames.i64(fields + 9)
     # Compared, not subtracted: a damaged position may be so far off that the difference overflows.
-    frames.require(positions > np.concatenate([[last.value], positions[:-1]]), commits, "does not move the position forward")
+    frames.require(
+        positions > np.concatenate([[last.value], positions[:-1]]),
+        commits,
+        "does not move the position forward",
+    )
     times = frames.i64(fields + 17)
     # The bounds are shifted, since shifting the values could overflow.
     sane = (times >= _FIRST_TIME - _POSTGRES_EPOCH) & (times <= _LAST_TIME - _POSTGRES_EPOCH)

@@ -44,7 +44,9 @@ class ColumnSpans:
     def kinds_or_text(self) -> ByteArray:
         return np.full(len(self.spans), TEXT, np.uint8) if self.kinds is None else self.kinds
 
-    def strings(self, buffer: pa.Buffer, chosen: IntArray, hidden: npt.NDArray[np.bool_] | None = None) -> pa.StringArray:
+    def strings(
+        self, buffer: pa.Buffer, chosen: IntArray, hidden: npt.NDArray[np.bool_] | None = None
+    ) -> pa.StringArray:
         """The values of the tuples `chosen`; null where there is no text or where `hidden`."""
         present = hidden if hidden is None else ~hidden
         if self.kinds is not None:
@@ -65,7 +67,9 @@ def join_spans(first: ColumnSpans, second: ColumnSpans) -> ColumnSpans:
     return ColumnSpans(spans, np.concatenate([first.kinds_or_text(), second.kinds_or_text()]))
 
 
-def walk(frames: Frames, messages: IntArray, at: IntArray, ends: IntArray, widths: IntArray) -> tuple[list[ColumnSpans], IntArray]:
+def walk(
+    frames: Frames, messages: IntArray, at: IntArray, ends: IntArray, widths: IntArray
+) -> tuple[list[ColumnSpans], IntArray]:
     """Read tuples that begin at `at`, after their column count, and end at or before `ends`; `widths` holds
     the column count of each. Returns the columns, and the end of each tuple.
     """
@@ -83,7 +87,11 @@ def walk(frames: Frames, messages: IntArray, at: IntArray, ends: IntArray, width
             end = start + frames.u32(here + 1)
             columns.append(ColumnSpans(spans, None))
         else:
-            frames.require(is_text | (kinds == NULL) | (kinds == UNCHANGED), messages[:count], "has a value of an unknown kind")
+            frames.require(
+                is_text | (kinds == NULL) | (kinds == UNCHANGED),
+                messages[:count],
+                "has a value of an unknown kind",
+            )
             start = here + np.where(is_text, 5, 1)
             end = start + np.where(is_text, frames.u32(here + 1), 0)
             columns.append(ColumnSpans(spans, kinds))
@@ -141,7 +149,9 @@ def _by_type(wanted: Sequence[Wanted]) -> list[list[int]]:
     places: dict[object, list[int]] = {}
     for at, each in enumerate(wanted):
         column = each.column
-        places.setdefault((column.reader or builtin_reader(column.type_oid), column.arrow_type), []).append(at)
+        places.setdefault((column.reader or builtin_reader(column.type_oid), column.arrow_type), []).append(
+            at
+        )
     return list(places.values())
 
 
@@ -149,7 +159,9 @@ def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | No
     """Concatenate their texts; None if the result would be too large."""
     counts = [len(each.spans.spans) for each in wanted]
     bases = np.cumsum(counts) - counts
-    chosen = np.concatenate([each.chosen for each in wanted]) + np.repeat(bases, [len(each.chosen) for each in wanted])
+    chosen = np.concatenate([each.chosen for each in wanted]) + np.repeat(
+        bases, [len(each.chosen) for each in wanted]
+    )
     spans = np.concatenate([each.spans.spans for each in wanted])[chosen]
     if int((spans[:, 1] - spans[:, 0]).sum()) > _MAX_BYTES:
         return None

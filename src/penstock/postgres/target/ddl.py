@@ -60,14 +60,19 @@ def probe_target(address: SourceAddress) -> None:
     not need to create any.
     """
     token = secrets.token_hex(8)
-    with target_transaction(address, f"creating tables in {address.describe()}") as connection, connection.transaction(force_rollback=True):
+    with (
+        target_transaction(address, f"creating tables in {address.describe()}") as connection,
+        connection.transaction(force_rollback=True),
+    ):
         if not is_prepared(connection):
             ensure_schema(connection, f"penstock_check_{token}")
         ensure_prepared(connection)
         create_table(connection, staging_table(token), [TargetColumn("id")])
         connection.execute(
             sql.SQL(query("target", "keys_table")).format(
-                keys=sql.Identifier("pg_temp", token), columns=sql.Identifier("id"), table=table_name(staging_table(token))
+                keys=sql.Identifier("pg_temp", token),
+                columns=sql.Identifier("id"),
+                table=table_name(staging_table(token)),
             )
         )
 
@@ -76,7 +81,10 @@ def ensure_schema(connection: Connection, schema: str) -> None:
     """Create a schema if it does not exist. Raises if it belongs to a role that is not trusted."""
     if not _has_schema(connection, schema):
         # If two sessions create it at once, one waits for the other and fails.
-        with suppress(psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation), connection.transaction():
+        with (
+            suppress(psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation),
+            connection.transaction(),
+        ):
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
     check_target_schema(connection, schema)
 
@@ -92,10 +100,18 @@ def create_table(connection: Connection, place: TableName, columns: Sequence[Tar
     connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table_name(place), sql.SQL(", ").join(listed)))
 
 
-def add_columns(connection: Connection, place: TableName, columns: Sequence[TargetColumn], values: Sequence[str | None]) -> None:
+def add_columns(
+    connection: Connection, place: TableName, columns: Sequence[TargetColumn], values: Sequence[str | None]
+) -> None:
     """Add columns with one value in all existing rows. The rows are not rewritten."""
     for column, type_name, value in zip(columns, column_types(connection, columns), values, strict=True):
-        _alter(connection, place, sql.SQL("ADD COLUMN {} DEFAULT {}").format(_definition(column.name, type_name), sql.Literal(value)))
+        _alter(
+            connection,
+            place,
+            sql.SQL("ADD COLUMN {} DEFAULT {}").format(
+                _definition(column.name, type_name), sql.Literal(value)
+            ),
+        )
         _alter(connection, place, sql.SQL("ALTER COLUMN {} DROP DEFAULT").format(sql.Identifier(column.name)))
 
 
@@ -117,7 +133,9 @@ def alter_columns(connection: Connection, place: TableName, alteration: Alterati
 
 
 def _rename_column(connection: Connection, place: TableName, old: str, new: str) -> None:
-    _alter(connection, place, sql.SQL("RENAME COLUMN {} TO {}").format(sql.Identifier(old), sql.Identifier(new)))
+    _alter(
+        connection, place, sql.SQL("RENAME COLUMN {} TO {}").format(sql.Identifier(old), sql.Identifier(new))
+    )
 
 
 def _alter(connection: Connection, place: TableName, action: sql.Composable) -> None:
@@ -147,23 +165,38 @@ def replace_table(connection: Connection, filled: TableName, place: TableName, k
     drop_table(connection, place)
     if filled.schema != place.schema:
         _alter(connection, filled, sql.SQL("SET SCHEMA {}").format(sql.Identifier(place.schema)))
-    _alter(connection, TableName(place.schema, filled.name), sql.SQL("RENAME TO {}").format(sql.Identifier(place.name)))
+    _alter(
+        connection,
+        TableName(place.schema, filled.name),
+        sql.SQL("RENAME TO {}").format(sql.Identifier(place.name)),
+    )
     if key:
         _name_key(connection, place)
 
 
-def difference(connection: Connection, place: TableName, columns: Sequence[TargetColumn], key: Sequence[str]) -> str | None:
+def difference(
+    connection: Connection, place: TableName, columns: Sequence[TargetColumn], key: Sequence[str]
+) -> str | None:
     """Why the table at `place` cannot be kept with these columns and this primary key; None if it can."""
     wanted = dict(zip((column.name for column in columns), column_types(connection, columns), strict=True))
     found = _columns(connection, place)
     for name in [*found, *wanted]:
         if found.get(name) != wanted.get(name):
-            return f"its column {name!r} is {found.get(name, 'missing')}, and the source's is {wanted.get(name, 'missing')}"
+            return (
+                f"its column {name!r} is {found.get(name, 'missing')}, and the source's is "
+                f"{wanted.get(name, 'missing')}"
+            )
     has = _primary_key(connection, place)[0]
-    return None if set(has) == set(key) else f"its primary key is ({', '.join(has)}), and the source's ({', '.join(key)})"
+    return (
+        None
+        if set(has) == set(key)
+        else f"its primary key is ({', '.join(has)}), and the source's ({', '.join(key)})"
+    )
 
 
-def _make_equal(connection: Connection, place: TableName, filled: TableName, names: Sequence[str], key: Sequence[str]) -> None:
+def _make_equal(
+    connection: Connection, place: TableName, filled: TableName, names: Sequence[str], key: Sequence[str]
+) -> None:
     """Delete the rows that `filled` does not contain, and insert the missing ones; in a table without a key,
     all of them.
     """
@@ -173,7 +206,9 @@ def _make_equal(connection: Connection, place: TableName, filled: TableName, nam
         "columns": sql.SQL(", ").join(map(sql.Identifier, names)),
         "columns_t": sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
         "columns_f": sql.SQL(", ").join(sql.Identifier("f", name) for name in names),
-        "match": sql.SQL(" AND ").join(sql.SQL("{} = {}").format(sql.Identifier("t", name), sql.Identifier("f", name)) for name in key)
+        "match": sql.SQL(" AND ").join(
+            sql.SQL("{} = {}").format(sql.Identifier("t", name), sql.Identifier("f", name)) for name in key
+        )
         if key
         else sql.SQL("false"),
     }
@@ -190,7 +225,9 @@ def _columns(connection: Connection, place: TableName) -> dict[str, str]:
 
 def _primary_key(connection: Connection, place: TableName) -> tuple[list[str], str | None]:
     """Its columns, and the name of its index."""
-    row: Any = connection.execute(query("target", "primary_key"), {"schema": place.schema, "table": place.name}).fetchone()
+    row: Any = connection.execute(
+        query("target", "primary_key"), {"schema": place.schema, "table": place.name}
+    ).fetchone()
     return ([], None) if row is None else (row[0], row[1])
 
 
@@ -231,15 +268,27 @@ def lacking_privileges(connection: Connection, places: Collection[TableName]) ->
     if may_be_temporary:
         return lacks
     grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {};").format(database, role)
-    return [PrivilegeError("the role may not create temporary tables, which an epoch needs for its keys", hint=grant.as_string()), *lacks]
+    return [
+        PrivilegeError(
+            "the role may not create temporary tables, which an epoch needs for its keys",
+            hint=grant.as_string(),
+        ),
+        *lacks,
+    ]
 
 
-def _lack(schema: str, table: str | None, is_there: bool, database: sql.Identifier, role: sql.Identifier) -> PrivilegeError:
+def _lack(
+    schema: str, table: str | None, is_there: bool, database: sql.Identifier, role: sql.Identifier
+) -> PrivilegeError:
     if table is not None:
         owner = sql.SQL("ALTER TABLE {} OWNER TO {};").format(sql.Identifier(schema, table), role)
-        return PrivilegeError(f"the table {TableName(schema, table)} belongs to another role", hint=owner.as_string())
+        return PrivilegeError(
+            f"the table {TableName(schema, table)} belongs to another role", hint=owner.as_string()
+        )
     if is_there:
         grant = sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {};").format(sql.Identifier(schema), role)
         return PrivilegeError(f"the role may not create tables in schema {schema!r}", hint=grant.as_string())
     grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(database, role)
-    return PrivilegeError(f"schema {schema!r} does not exist, and the role may not create it", hint=grant.as_string())
+    return PrivilegeError(
+        f"schema {schema!r} does not exist, and the role may not create it", hint=grant.as_string()
+    )

@@ -35,7 +35,9 @@ class ChunkPlace:
     number: int
 
 
-def load_chunk(address: SourceAddress, chunk: ChunkPlace, fence: Position, blocks: Blocks) -> tuple[int, Position]:
+def load_chunk(
+    address: SourceAddress, chunk: ChunkPlace, fence: Position, blocks: Blocks
+) -> tuple[int, Position]:
     """Load one chunk of a snapshot in a transaction, with a record of it. Returns its number of rows and the
     fence that they were read under. If there are several attempts, the first that completes counts; `blocks`
     are not read if there is one.
@@ -61,16 +63,23 @@ def try_rows(connection: Connection, place: TableName, names: Sequence[str], blo
 
 def has_deferred_checks(connection: Connection, place: TableName) -> bool:
     """Whether the table has constraints that are checked at the end of the transaction."""
-    row: Any = connection.execute(query("target", "has_deferred_checks"), {"schema": place.schema, "table": place.name}).fetchone()
+    row: Any = connection.execute(
+        query("target", "has_deferred_checks"), {"schema": place.schema, "table": place.name}
+    ).fetchone()
     return bool(row[0])
 
 
 def try_writing(connection: Connection, write: Callable[[], object]) -> str | None:
-    """Run a write atomically. Returns the server's error, also of deferred constraints; None if it succeeded."""
+    """Run a write atomically.
+
+    Returns the server's error, also of deferred constraints; None if it succeeded.
+    """
     try:
         with connection.transaction():
             write()
-            with connection.transaction(force_rollback=True):  # deferred again for the rest of the transaction
+            with connection.transaction(
+                force_rollback=True
+            ):  # deferred again for the rest of the transaction
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     except psycopg.Error as error:
         if (error.sqlstate or "")[:2] not in OF_VALUES:
@@ -84,7 +93,9 @@ def try_writing(connection: Connection, write: Callable[[], object]) -> str | No
 def delete_keys(connection: Connection, place: TableName, key: Sequence[str], blocks: Blocks) -> None:
     """Delete the rows with these keys, if they exist."""
     _load_keys(connection, place, key, blocks)
-    statement = sql.SQL(query("target", "delete_keys")).format(table=table_name(place), keys=_KEYS, match=_match(key))
+    statement = sql.SQL(query("target", "delete_keys")).format(
+        table=table_name(place), keys=_KEYS, match=_match(key)
+    )
     connection.execute(statement)
     _drop_keys(connection)
 
@@ -97,8 +108,12 @@ def delete_counted(connection: Connection, place: TableName, names: Sequence[str
     _create_keys(connection, place, names)
     connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint").format(_KEYS, sql.Identifier(count)))
     load_rows(connection, _KEYS, [*names, count], blocks)
-    sides = {f"columns_{side}": sql.SQL(", ").join(_column(side, name) for name in names) for side in ("t", "k")}
-    statement = sql.SQL(query("target", "delete_rows")).format(table=table_name(place), keys=_KEYS, count=sql.Identifier(count), **sides)
+    sides = {
+        f"columns_{side}": sql.SQL(", ").join(_column(side, name) for name in names) for side in ("t", "k")
+    }
+    statement = sql.SQL(query("target", "delete_rows")).format(
+        table=table_name(place), keys=_KEYS, count=sql.Identifier(count), **sides
+    )
     connection.execute(statement)
     _drop_keys(connection)
 
@@ -112,13 +127,20 @@ class Wanted:
     values: Mapping[str, str]
 
 
-def find_rows(connection: Connection, place: TableName, wanted: Wanted, blocks: Blocks | None) -> Iterable[list[pa.StringArray]]:
+def find_rows(
+    connection: Connection, place: TableName, wanted: Wanted, blocks: Blocks | None
+) -> Iterable[list[pa.StringArray]]:
     """The rows with the keys in `blocks`, or all (None). Read them to the end before using the connection."""
-    conditions = [sql.SQL("{} = {}").format(_column("t", name), sql.Literal(value)) for name, value in wanted.values.items()]
+    conditions = [
+        sql.SQL("{} = {}").format(_column("t", name), sql.Literal(value))
+        for name, value in wanted.values.items()
+    ]
     where = sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("true")
     columns = sql.SQL(", ").join(_column("t", name) for name in wanted.names)
     if blocks is None:
-        statement = sql.SQL(query("target", "find_rows")).format(columns=columns, table=table_name(place), wanted=where)
+        statement = sql.SQL(query("target", "find_rows")).format(
+            columns=columns, table=table_name(place), wanted=where
+        )
         yield from read_texts(connection, statement.as_string(connection), len(wanted.names))
         return
     _load_keys(connection, place, wanted.key, blocks)
@@ -130,7 +152,9 @@ def find_rows(connection: Connection, place: TableName, wanted: Wanted, blocks: 
 
 
 def count_blocks(connection: Connection, place: TableName) -> int:
-    row: Any = connection.execute(query("target", "blocks"), {"schema": place.schema, "table": place.name}).fetchone()
+    row: Any = connection.execute(
+        query("target", "blocks"), {"schema": place.schema, "table": place.name}
+    ).fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -142,7 +166,9 @@ def read_blocks(
     record, _ = load_record(connection, place)
     first, last = (sql.Literal(f"({_LAST_BLOCK if block is None else block},0)") for block in blocks)
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
-    statement = sql.SQL(query("target", "read_blocks")).format(columns=columns, table=table_name(place), first=first, last=last)
+    statement = sql.SQL(query("target", "read_blocks")).format(
+        columns=columns, table=table_name(place), first=first, last=last
+    )
     texts = read_texts(connection, statement.as_string(connection), len(names))
     return None if record is None else record.position, texts
 
@@ -161,7 +187,9 @@ def _load_keys(connection: Connection, place: TableName, key: Sequence[str], blo
 
 def _create_keys(connection: Connection, place: TableName, names: Sequence[str]) -> None:
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
-    connection.execute(sql.SQL(query("target", "keys_table")).format(keys=_KEYS, columns=columns, table=table_name(place)))
+    connection.execute(
+        sql.SQL(query("target", "keys_table")).format(keys=_KEYS, columns=columns, table=table_name(place))
+    )
 
 
 def _drop_keys(connection: Connection) -> None:
@@ -169,7 +197,9 @@ def _drop_keys(connection: Connection) -> None:
 
 
 def _match(key: Sequence[str]) -> sql.Composable:
-    return sql.SQL(" AND ").join(sql.SQL("{} = {}").format(_column("t", name), _column("k", name)) for name in key)
+    return sql.SQL(" AND ").join(
+        sql.SQL("{} = {}").format(_column("t", name), _column("k", name)) for name in key
+    )
 
 
 def _column(side: str, name: str) -> sql.Identifier:

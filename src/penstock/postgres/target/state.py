@@ -15,10 +15,33 @@ from typing import Any
 
 import psycopg
 
-from penstock.errors import PenstockError, PipelineBusyError, PrivilegeError, SinkError, SinkRefusedError, SourceError, ValuesRefusedError
+from penstock.errors import (
+    PenstockError,
+    PipelineBusyError,
+    PrivilegeError,
+    SinkError,
+    SinkRefusedError,
+    SourceError,
+    ValuesRefusedError,
+)
 from penstock.position import Position
-from penstock.postgres.connection import Connection, SourceAddress, classify, connect, is_about_names, safe_message
-from penstock.postgres.ownership import LEASES, Lease, OwnSchema, OwnTable, lease_statement, lock_tables, lock_timeout
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    classify,
+    connect,
+    is_about_names,
+    safe_message,
+)
+from penstock.postgres.ownership import (
+    LEASES,
+    Lease,
+    OwnSchema,
+    OwnTable,
+    lease_statement,
+    lock_tables,
+    lock_timeout,
+)
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
@@ -44,14 +67,24 @@ def _translated(error: psycopg.Error, doing: str) -> PenstockError:
         return SinkError(f"{doing}: {type(error).__name__} (SQLSTATE {state})")
     if state[:2] in OF_VALUES:
         column = f", column {error.diag.column_name!r}" if error.diag.column_name else ""
-        hint = "see the server's log for the row, fix the target table or the source's value, and resync the table"
+        hint = (
+            "see the server's log for the row, fix the target table or the source's value, and resync "
+            "the table"
+        )
         return ValuesRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
     words = _words(error, state)
     if state == "42501":
-        hint = "grant it to the role in sink.postgres.dsn; tables to be altered or dropped must belong to that role"
+        hint = (
+            "grant it to the role in sink.postgres.dsn; tables to be altered or dropped must belong to "
+            "that role"
+        )
         return PrivilegeError(f"{doing}: {words}", hint=hint)
     found = classify(state, words, doing)
-    return SinkRefusedError(f"{doing}: {words} (SQLSTATE {state})", hint=_hint(error, state)) if isinstance(found, SourceError) else found
+    return (
+        SinkRefusedError(f"{doing}: {words} (SQLSTATE {state})", hint=_hint(error, state))
+        if isinstance(found, SourceError)
+        else found
+    )
 
 
 def _words(error: psycopg.Error, state: str) -> str:
@@ -64,7 +97,10 @@ def _hint(error: psycopg.Error, state: str) -> str:
     if not is_about_names(error):
         return "see the server's log: an object of the target, such as a trigger, rejected the rows"
     if state in _WITH_DETAIL:
-        return "drop the objects that the message names, restart the pipeline, and create them again when the table has been altered"
+        return (
+            "drop the objects that the message names, restart the pipeline, and create them again when "
+            "the table has been altered"
+        )
     return error.diag.message_hint or "fix the cause in the message, and restart the pipeline"
 
 
@@ -73,7 +109,20 @@ OWN_SCHEMA = "penstock"
 _APPLIED = OwnTable(
     "applied",
     {
-        **dict.fromkeys(("schema", "table", "pipeline", "source_schema", "source_table", "mode", "staging", "origin", "copy"), "text"),
+        **dict.fromkeys(
+            (
+                "schema",
+                "table",
+                "pipeline",
+                "source_schema",
+                "source_table",
+                "mode",
+                "staging",
+                "origin",
+                "copy",
+            ),
+            "text",
+        ),
         "source_oid": "bigint",
         "columns": "jsonb",
         "key": "jsonb",
@@ -142,7 +191,10 @@ def target_transaction(address: SourceAddress, doing: str) -> Iterator[Connectio
 
 
 def is_prepared(connection: Connection) -> bool:
-    """Whether the tables of the schema `penstock` exist. Raises `UntrustedObjectError` if they must not be used."""
+    """Whether the tables of the schema `penstock` exist.
+
+    Raises `UntrustedObjectError` if they must not be used.
+    """
     found = _OWN.check(connection)
     return found is not None and found.has(_APPLIED.name, _CHUNKS.name)
 
@@ -168,7 +220,9 @@ def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord
     if not is_prepared(connection):
         return None, is_there(connection, place)
     row: Any = _one(connection, "load", place)
-    pipeline, schema, table, oid, columns, key, mode, position, staging, origin, copy, is_replaced, exists = row
+    pipeline, schema, table, oid, columns, key, mode, position, staging, origin, copy, is_replaced, exists = (
+        row
+    )
     if pipeline is None:
         return None, bool(exists)
     record = AppliedRecord(
@@ -229,7 +283,9 @@ def _shape(record: AppliedRecord) -> dict[str, object]:
     return {"columns": json.dumps(columns), "key": json.dumps(list(record.key)), "origin": record.origin}
 
 
-def record_position(connection: Connection, place: TableName, pipeline: str, position: Position | None) -> None:
+def record_position(
+    connection: Connection, place: TableName, pipeline: str, position: Position | None
+) -> None:
     _record(connection, "record_position", place, pipeline, position)
 
 
@@ -238,7 +294,9 @@ def record_settled(connection: Connection, place: TableName, pipeline: str, posi
     _record(connection, "record_settled", place, pipeline, position)
 
 
-def _record(connection: Connection, name: str, place: TableName, pipeline: str, position: Position | None) -> None:
+def _record(
+    connection: Connection, name: str, place: TableName, pipeline: str, position: Position | None
+) -> None:
     text = None if position is None else str(position)
     done = connection.execute(query("target", name), _names(place) | {"pipeline": pipeline, "position": text})
     if done.rowcount != 1:
@@ -247,7 +305,9 @@ def _record(connection: Connection, name: str, place: TableName, pipeline: str, 
 
 def record_shape_of(connection: Connection, place: TableName, other: TableName) -> None:
     """Record that the table has the columns and origin of `other`."""
-    connection.execute(query("target", "copy_shape"), _names(place) | {"from_schema": other.schema, "from_table": other.name})
+    connection.execute(
+        query("target", "copy_shape"), _names(place) | {"from_schema": other.schema, "from_table": other.name}
+    )
 
 
 def forget_record(connection: Connection, place: TableName, pipeline: str) -> None:
@@ -260,7 +320,9 @@ def owned_tables(connection: Connection, pipeline: str, schema: str) -> list[Tab
     return [TableName(schema, name) for (name,) in rows]
 
 
-def claim_chunk(connection: Connection, staging: str, number: int, fence: Position) -> tuple[Position, int] | None:
+def claim_chunk(
+    connection: Connection, staging: str, number: int, fence: Position
+) -> tuple[Position, int] | None:
     """None if the caller must load the chunk; otherwise fence and row count of an earlier attempt."""
     arguments = {"staging": staging, "number": number, "fence": str(fence)}
     if connection.execute(query("target", "claim_chunk"), arguments).fetchone() is not None:
@@ -285,7 +347,10 @@ def forget_chunks(connection: Connection, staging: str) -> None:
 
 def column_types(connection: Connection, columns: Sequence[TargetColumn]) -> list[str]:
     """The names of the columns' types on this server."""
-    arguments = {"oids": [column.type_oid for column in columns], "modifiers": [column.type_modifier for column in columns]}
+    arguments = {
+        "oids": [column.type_oid for column in columns],
+        "modifiers": [column.type_modifier for column in columns],
+    }
     rows: Any = connection.execute(query("target", "column_types"), arguments)
     return [text for (text,) in rows]
 
@@ -304,7 +369,10 @@ _PATIENCE_SECONDS = 60.0
 
 
 class TargetLock:
-    """The lock of a run on a target. Taken when first needed, and again if its session was lost. Thread-safe."""
+    """The lock of a run on a target.
+
+    Taken when first needed, and again if its session was lost. Thread-safe.
+    """
 
     def __init__(self, address: SourceAddress, pipeline: str) -> None:
         self._address = address
@@ -350,7 +418,9 @@ class TargetLock:
         holder = self._lease(connection).take()
         if holder is not None:
             self._close()
-            raise PipelineBusyError(f"another run of pipeline {self._pipeline!r} writes to {self._address.describe()}: {holder}")
+            raise PipelineBusyError(
+                f"another run of pipeline {self._pipeline!r} writes to {self._address.describe()}: {holder}"
+            )
         self._connection = connection
 
     def _lease(self, connection: Connection) -> Lease:

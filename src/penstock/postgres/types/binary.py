@@ -9,7 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.arrow import as_bools, bitmap
-from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, fixed, not_a_value, tolerant
+from penstock.postgres.types.column import (
+    WRITTEN_OTHERWISE,
+    DecodedColumn,
+    TextType,
+    fixed,
+    not_a_value,
+    tolerant,
+)
 from penstock.postgres.types.quoting import Ints, Octets, Texts, strings_between
 from penstock.schema import GEOMETRY_TYPE
 
@@ -44,7 +51,11 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(sizes // 2 - 1, out=offsets[1:])
     validity = bitmap(as_bools(values.is_valid())) if values.null_count else None
-    return DecodedColumn(pa.Array.from_buffers(arrow_type, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(decoded)]))
+    return DecodedColumn(
+        pa.Array.from_buffers(
+            arrow_type, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(decoded)]
+        )
+    )
 
 
 BINARY_TYPES = {"bytea": TextType(fixed(pa.binary()), _decode)}
@@ -79,7 +90,9 @@ def _decode_geometry(values: pa.StringArray, arrow_type: pa.DataType) -> Decoded
     dropped = np.zeros(len(octets), np.bool_)
     for at in range(_SRID):
         dropped[starts[has_srid] + _HEADER + at] = True
-    shapes = strings_between(octets, starts, ends, dropped=dropped if has_srid.any() else None, arrow_type=pa.binary())
+    shapes = strings_between(
+        octets, starts, ends, dropped=dropped if has_srid.any() else None, arrow_type=pa.binary()
+    )
     numbers = pa.Array.from_buffers(pa.int32(), len(srids), [None, pa.py_buffer(srids)])
     mask = values.is_null() if values.null_count else None
     return DecodedColumn(pa.StructArray.from_arrays([numbers, shapes], fields=list(arrow_type), mask=mask))
@@ -92,4 +105,7 @@ def _numbers(octets: Octets, places: Ints, is_little: np.ndarray[tuple[int], np.
     return np.where(is_little, little, big)
 
 
-GEOMETRY_TYPES = {name: TextType(fixed(GEOMETRY_TYPE), tolerant(_decode_geometry), WRITTEN_OTHERWISE) for name in ("geometry", "geography")}
+GEOMETRY_TYPES = {
+    name: TextType(fixed(GEOMETRY_TYPE), tolerant(_decode_geometry), WRITTEN_OTHERWISE)
+    for name in ("geometry", "geography")
+}

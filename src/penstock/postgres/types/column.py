@@ -25,18 +25,24 @@ _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 class TypePolicy:
     """Type mapping of one capture. Its fields are options of the Spark source and of the connectors."""
 
-    numeric: Annotated[str, Option("Type of `numeric` without a precision or with more than 38 digits: `decimal(p,s)` or `string`.")] = (
-        "decimal(38,18)"
-    )
+    numeric: Annotated[
+        str,
+        Option(
+            "Type of `numeric` without a precision or with more than 38 digits: `decimal(p,s)` or `string`."
+        ),
+    ] = "decimal(38,18)"
     on_unrepresentable: Annotated[
         str,
         Option(
-            "For a value out of the range of its type: `null` writes NULL, and the exact text to `_exact`; `error` rejects the row.",
+            "For a value out of the range of its type: `null` writes NULL, and the exact text to `_exact`; "
+            "`error` rejects the row.",
             TEXT.named("choice"),
         ),
     ] = "null"
     form: Annotated[str, Option("", is_internal=True)] = "typed"
-    """`typed`, or `text`: every value is the text that the source sends, which another Postgres reads unchanged."""
+    """`typed`, or `text`: every value is the text that the source sends, which another Postgres reads
+    unchanged.
+    """
 
     DEFAULT: ClassVar[TypePolicy]
 

@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow import Bools, as_bools, bitmap
-from penstock.postgres.types.column import NULL_TEXT, WRITTEN_OTHERWISE, DecodedColumn, TextType, cast, fixed, not_a_value, tolerant
+from penstock.postgres.types.column import (
+    NULL_TEXT,
+    WRITTEN_OTHERWISE,
+    DecodedColumn,
+    TextType,
+    cast,
+    fixed,
+    not_a_value,
+    tolerant,
+)
 from penstock.postgres.types.quoting import Ints, Quoting, Texts, ragged, strings_between
 from penstock.postgres.types.scalars import check_encoding
 
@@ -33,7 +42,9 @@ def list_of(element: TextType, delimiter: str = ",") -> TextType:
     return TextType(lambda modifier, policy: pa.list_(element.arrow_type(modifier, policy)), decode, beyond)
 
 
-def _decode(values: pa.StringArray, arrow_type: pa.DataType, element: TextType, delimiter: int) -> DecodedColumn:
+def _decode(
+    values: pa.StringArray, arrow_type: pa.DataType, element: TextType, delimiter: int
+) -> DecodedColumn:
     if len(values) == 0:
         return DecodedColumn(pa.array([], arrow_type))
     texts = Texts.of(values, _EMPTY)
@@ -52,7 +63,9 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType, element: TextType, 
     return DecodedColumn(ragged(arrow_type, pieces.sizes, present, decoded.values))
 
 
-def _decode_rest(values: pa.StringArray, left_out: Bools, arrow_type: pa.DataType, element: TextType, delimiter: int) -> DecodedColumn:
+def _decode_rest(
+    values: pa.StringArray, left_out: Bools, arrow_type: pa.DataType, element: TextType, delimiter: int
+) -> DecodedColumn:
     """Decode all but the given values. These are left out from the beginning, since Parquet cannot write a
     null with elements beneath it.
     """
@@ -77,7 +90,11 @@ def _find_odd(texts: Texts, quoting: Quoting | None, arrow_type: pa.DataType) ->
     depth = texts.count(opens)
     is_plain = opens[texts.starts] & (depth == 1)
     is_odd: Bools = has_bounds | (opens[texts.starts] & opens[texts.starts + 1])
-    if not (is_plain | is_odd).all() or not closes[texts.ends - 1].all() or not (texts.count(closes) == depth).all():
+    if (
+        not (is_plain | is_odd).all()
+        or not closes[texts.ends - 1].all()
+        or not (texts.count(closes) == depth).all()
+    ):
         raise not_a_value(arrow_type)
     return is_odd
 
@@ -111,11 +128,15 @@ def _elements(texts: Texts, quoting: Quoting | None, pieces: Pieces) -> pa.Strin
     for at, octet in enumerate(_NULL):
         nulls[nulls] = texts.octets[pieces.begins[nulls] + at] == octet
     dropped = quoting.quotes | quoting.escapes if quoting is not None else None
-    return strings_between(texts.octets, pieces.begins, pieces.ends, dropped=dropped, nulls=nulls if nulls.any() else None)
+    return strings_between(
+        texts.octets, pieces.begins, pieces.ends, dropped=dropped, nulls=nulls if nulls.any() else None
+    )
 
 
 DENSE_TYPE = pa.list_(pa.float32())
-SPARSE_TYPE = pa.struct([("dimensions", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
+SPARSE_TYPE = pa.struct(
+    [("dimensions", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]
+)
 
 _EMPTY_DENSE, _EMPTY_SPARSE = pa.scalar("[]"), pa.scalar("{}/0")
 _SPARSE = r"^(?P<entries>\{.*\})/(?P<dimensions>[0-9]+)$"
@@ -129,7 +150,9 @@ def _elements_vector(
     if not is_framed.all():
         raise not_a_value(arrow_type)
     opens, closes = texts.octets == brackets[0], texts.octets == brackets[1]
-    if not (opens[texts.starts] & closes[texts.ends - 1] & (texts.count(opens | closes) == len(brackets))).all():
+    if not (
+        opens[texts.starts] & closes[texts.ends - 1] & (texts.count(opens | closes) == len(brackets))
+    ).all():
         raise not_a_value(arrow_type)
     pieces = split(texts, None, ord(","))
     return strings_between(texts.octets, pieces.begins, pieces.ends), pieces.sizes
@@ -157,11 +180,15 @@ def _decode_sparse(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedCo
     if entries.null_count:
         raise not_a_value(arrow_type)
     fields = {name: arrow_type.field(name).type for name in ("dimensions", "indices", "values")}
-    indices = ragged(fields["indices"], sizes, None, cast(entries.field("index"), fields["indices"].value_type))
+    indices = ragged(
+        fields["indices"], sizes, None, cast(entries.field("index"), fields["indices"].value_type)
+    )
     weights = ragged(fields["values"], sizes, None, cast(entries.field("value"), fields["values"].value_type))
     dimensions = cast(parts.field("dimensions"), fields["dimensions"])
     mask = values.is_null() if values.null_count else None
-    return DecodedColumn(pa.StructArray.from_arrays([dimensions, indices, weights], fields=list(arrow_type), mask=mask))
+    return DecodedColumn(
+        pa.StructArray.from_arrays([dimensions, indices, weights], fields=list(arrow_type), mask=mask)
+    )
 
 
 VECTOR_TYPES = {
@@ -184,12 +211,16 @@ def _decode_hstore(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedCo
     if quoting is None:
         if len(texts.octets):
             raise not_a_value(arrow_type)
-        children = pa.StructArray.from_arrays([pa.array([], pa.string())] * 2, fields=[arrow_type.key_field, arrow_type.item_field])
+        children = pa.StructArray.from_arrays(
+            [pa.array([], pa.string())] * 2, fields=[arrow_type.key_field, arrow_type.item_field]
+        )
         return DecodedColumn(ragged(arrow_type, np.zeros(len(values), np.int64), present, children))
     tokens = _Tokens.find(texts, quoting)
     if tokens is None:
         raise not_a_value(arrow_type)
-    children = pa.StructArray.from_arrays(tokens.strings(texts, quoting), fields=[arrow_type.key_field, arrow_type.item_field])
+    children = pa.StructArray.from_arrays(
+        tokens.strings(texts, quoting), fields=[arrow_type.key_field, arrow_type.item_field]
+    )
     sizes = np.bincount(tokens.rows[tokens.is_key], minlength=len(values))
     return DecodedColumn(ragged(arrow_type, sizes, present, children))
 
@@ -240,12 +271,16 @@ class _Tokens:
     def strings(self, texts: Texts, quoting: Quoting) -> list[pa.StringArray]:
         """The keys and the values."""
         is_key = self.is_key
-        keys = strings_between(texts.octets, self.opens[is_key] + 1, self.closes[is_key], dropped=quoting.escapes)
+        keys = strings_between(
+            texts.octets, self.opens[is_key] + 1, self.closes[is_key], dropped=quoting.escapes
+        )
         # A null has no token: an empty piece right after the key represents it.
         begins, ends = self.closes[is_key] + 1, self.closes[is_key] + 1
         nulls = self.is_null_key[is_key]
         begins[~nulls], ends[~nulls] = self.opens[~is_key] + 1, self.closes[~is_key]
-        items = strings_between(texts.octets, begins, ends, dropped=quoting.escapes, nulls=nulls if nulls.any() else None)
+        items = strings_between(
+            texts.octets, begins, ends, dropped=quoting.escapes, nulls=nulls if nulls.any() else None
+        )
         return [keys, items]
 
 
@@ -257,4 +292,6 @@ def _matches_at(texts: Texts, places: Ints, rows: Ints, expected: bytes) -> Bool
     return found
 
 
-HSTORE_TYPES = {"hstore": TextType(fixed(pa.map_(pa.string(), pa.string())), tolerant(_decode_hstore), WRITTEN_OTHERWISE)}
+HSTORE_TYPES = {
+    "hstore": TextType(fixed(pa.map_(pa.string(), pa.string())), tolerant(_decode_hstore), WRITTEN_OTHERWISE)
+}

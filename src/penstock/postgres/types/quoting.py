@@ -43,7 +43,9 @@ class Texts:
         """Concatenate the values; `filler` replaces nulls, and must not be empty if no value is."""
         present = pc.fill_null(values, filler) if values.null_count else values
         _, offset_buffer, data_buffer = present.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int32)[present.offset : present.offset + len(present) + 1].astype(np.int64)
+        offsets = np.frombuffer(offset_buffer, np.int32)[
+            present.offset : present.offset + len(present) + 1
+        ].astype(np.int64)
         data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
         return cls(data[offsets[0] : offsets[-1]], offsets[:-1] - offsets[0], offsets[1:] - offsets[0])
 
@@ -95,9 +97,17 @@ def _after_odd_run(marks: Bools) -> Bools:
 
 
 def strings_between(
-    octets: Octets, begins: Ints, ends: Ints, *, dropped: Bools | None = None, nulls: Bools | None = None, arrow_type: pa.DataType = _STRING
+    octets: Octets,
+    begins: Ints,
+    ends: Ints,
+    *,
+    dropped: Bools | None = None,
+    nulls: Bools | None = None,
+    arrow_type: pa.DataType = _STRING,
 ) -> pa.Array:
-    """The pieces from `begins` to `ends`, in order and without overlap, without the `dropped` bytes in them."""
+    """The pieces from `begins` to `ends`, in order and without overlap, without the `dropped` bytes in
+    them.
+    """
     if nulls is not None:
         ends = np.where(nulls, begins, ends)
     steps = np.zeros(len(octets) + 1, np.int8)
@@ -113,16 +123,24 @@ def strings_between(
         sizes = sums[ends] - sums[begins]
     offsets = np.zeros(len(begins) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    buffers = [bitmap(~nulls) if nulls is not None else None, pa.py_buffer(offsets), pa.py_buffer(octets[kept])]
+    buffers = [
+        bitmap(~nulls) if nulls is not None else None,
+        pa.py_buffer(offsets),
+        pa.py_buffer(octets[kept]),
+    ]
     return pa.Array.from_buffers(arrow_type, len(begins), buffers)
 
 
-def ragged(arrow_type: pa.DataType, sizes: npt.NDArray[Any], present: Bools | None, children: pa.Array) -> pa.Array:
+def ragged(
+    arrow_type: pa.DataType, sizes: npt.NDArray[Any], present: Bools | None, children: pa.Array
+) -> pa.Array:
     """A list or map column from the number of entries in each row."""
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     validity = bitmap(present) if present is not None else None
-    return pa.Array.from_buffers(arrow_type, len(sizes), [validity, pa.py_buffer(offsets)], children=[children])
+    return pa.Array.from_buffers(
+        arrow_type, len(sizes), [validity, pa.py_buffer(offsets)], children=[children]
+    )
 
 
 _OPEN, _CLOSE, _COMMA, _RECORDS_QUOTE, _RECORDS_BACKSLASH = (ord(each) for each in '(),"\\')
@@ -164,7 +182,8 @@ def _dropped(octets: Octets, quotes: Bools, begins: Ints) -> Bools:
     """Bytes that are not part of the values: enclosing quotes, and the first of each doubled quote or
     backslash.
     """
-    # Counted from 0 in all rows together: an opening quote has an even number, and so has the second of each doubled one.
+    # Counted from 0 in all rows together: an opening quote has an even number, and so has the second of each
+    # doubled one.
     is_even = np.bitwise_xor.accumulate(quotes)
     opens = np.zeros(len(octets), np.bool_)
     opens[begins] = True

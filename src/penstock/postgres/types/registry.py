@@ -214,7 +214,9 @@ class TypeResolver:
     connection.
     """
 
-    def __init__(self, policy: TypePolicy | None = None, facts: Iterable[TypeFact] = (), load: LoadFacts | None = None) -> None:
+    def __init__(
+        self, policy: TypePolicy | None = None, facts: Iterable[TypeFact] = (), load: LoadFacts | None = None
+    ) -> None:
         """`facts` are known types; `load` queries the catalog for other types, and those that they consist
         of.
         """
@@ -230,7 +232,9 @@ class TypeResolver:
 
     def prepare(self, oids: Iterable[int]) -> None:
         """Query all unknown types among these at once."""
-        unknown = sorted({oid for oid in oids if builtin_reader(oid) is None} - self._facts.keys() - self._asked)
+        unknown = sorted(
+            {oid for oid in oids if builtin_reader(oid) is None} - self._facts.keys() - self._asked
+        )
         if unknown and self._load is not None:
             self._facts.update({fact.oid: fact for fact in self._load(unknown)})
             self._asked.update(unknown)
@@ -241,7 +245,13 @@ class TypeResolver:
         self.prepare([type_oid])
         reader, modifier = self._resolve(type_oid, type_modifier)
         arrow_type = text_type(reader).arrow_type(modifier, self._policy)
-        return Column(name, arrow_type, type_oid, type_modifier, "" if builtin_reader(type_oid) or reader == TEXT else reader)
+        return Column(
+            name,
+            arrow_type,
+            type_oid,
+            type_modifier,
+            "" if builtin_reader(type_oid) or reader == TEXT else reader,
+        )
 
     def _resolve(self, oid: int, modifier: int, depth: int = 0) -> tuple[str, int]:
         """The reader and the type modifier; a domain has its own modifier."""
@@ -274,4 +284,8 @@ def _reader_by_name(namespace: str, name: str) -> str:
         known = name if name in EXTENSION_READERS else element if element in EXTENSION_READERS else None
     if known is None:
         return TEXT
-    return named_reader(known) if known == name else array_reader(named_reader(known), DELIMITERS.get(known, ","))
+    return (
+        named_reader(known)
+        if known == name
+        else array_reader(named_reader(known), DELIMITERS.get(known, ","))
+    )

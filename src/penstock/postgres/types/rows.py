@@ -40,7 +40,9 @@ class DecodedRows:
         return len(self.exact) - int(self.exact.null_count)
 
 
-def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None) -> DecodedRows:
+def decode_rows(
+    texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None
+) -> DecodedRows:
     """Decode `texts`, one array for each column of `table`, and build the `_exact` column. An unreadable text
     never raises, since other tables share the stream: it is counted in `unreadable`, and its table fails when
     the row is applied. `row_count` is needed only for a table without columns.
@@ -69,7 +71,9 @@ def join_columns(
     """Decoded columns of a table, with the `_exact` column built from their texts."""
     typed = [column.values for column in decoded]
     inexact = {
-        at: _true_rows(column.inexact) for at, column in enumerate(decoded) if column.inexact is not None and column.inexact.true_count
+        at: _true_rows(column.inexact)
+        for at, column in enumerate(decoded)
+        if column.inexact is not None and column.inexact.true_count
     }
     if not inexact:
         return DecodedRows(typed, pa.nulls(row_count, EXACT_TYPE))
@@ -91,7 +95,12 @@ def decode_readable(values: pa.StringArray, column: Column) -> tuple[DecodedColu
 def _decode_each(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.StringArray, int]:
     octets: list[bytes | None] = values.cast(pa.binary()).to_pylist()
     shown = [None if each is None else each.decode(errors="replace") for each in octets]
-    broken = pa.array([each is not None and text is not None and text.encode() != each for each, text in zip(octets, shown, strict=True)])
+    broken = pa.array(
+        [
+            each is not None and text is not None and text.encode() != each
+            for each, text in zip(octets, shown, strict=True)
+        ]
+    )
     lossy = pa.array(shown, pa.string())
     readable = pc.if_else(broken, NULL_TEXT, lossy)
     try:
@@ -119,15 +128,24 @@ def _decode_one_by_one(values: pa.StringArray, column: Column) -> tuple[DecodedC
             refused.append(False)
         parts.append(one.values)
         inexact.append(one.inexact is not None and one.inexact.true_count > 0)
-    return DecodedColumn(pa.concat_arrays(parts), pa.array(inexact, pa.bool_())), pa.array(refused, pa.bool_())
+    return DecodedColumn(pa.concat_arrays(parts), pa.array(inexact, pa.bool_())), pa.array(
+        refused, pa.bool_()
+    )
 
 
 def _true_rows(mask: pa.BooleanArray) -> npt.NDArray[np.int64]:
     rows = pc.indices_nonzero(mask)
-    return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows), offset=rows.offset * 8).astype(np.int64)
+    return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows), offset=rows.offset * 8).astype(
+        np.int64
+    )
 
 
-def _exact(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int, inexact: dict[int, npt.NDArray[np.int64]]) -> pa.MapArray:
+def _exact(
+    texts: Sequence[pa.StringArray],
+    table: TableSchema,
+    row_count: int,
+    inexact: dict[int, npt.NDArray[np.int64]],
+) -> pa.MapArray:
     ragged = Ragged.plan(row_count, inexact)
     names = pa.array(table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
     by_column = pa.concat_arrays([texts[at].take(as_arrow(rows, pa.int64())) for at, rows in inexact.items()])

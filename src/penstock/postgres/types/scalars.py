@@ -119,8 +119,8 @@ def _decode_numeric(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedC
 def _may_wrap(values: pa.StringArray, arrow_type: pa.DataType) -> bool:
     """Whether Arrow's cast could return a wrong number without an error.
 
-    It does so where the digits before the point plus the scale exceed 38, and where a fraction has at least 39 digits more than the scale
-    (Arrow then reads past its table of powers of ten).
+    It does so where the digits before the point plus the scale exceed 38, and where a fraction has at least
+    39 digits more than the scale (Arrow then reads past its table of powers of ten).
     """
     scale = arrow_type.scale
     safe_digits = MAX_DIGITS - scale
@@ -134,15 +134,22 @@ def _may_wrap(values: pa.StringArray, arrow_type: pa.DataType) -> bool:
 def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
     whole_digits = arrow_type.precision - arrow_type.scale
     fits = rf"^-?0*[0-9]{{0,{whole_digits}}}(\.[0-9]{{0,{arrow_type.scale}}}0*)?$"
-    inexact = pc.and_not(pc.match_substring_regex(values, _NUMERIC_WRITTEN), pc.match_substring_regex(values, fits))
+    inexact = pc.and_not(
+        pc.match_substring_regex(values, _NUMERIC_WRITTEN), pc.match_substring_regex(values, fits)
+    )
     held = pc.if_else(pc.fill_null(inexact, True), NULL_TEXT, values)
-    # Arrow counts trailing zeros of a fraction as digits. The remaining text ends in a digit, as Postgres writes it.
+    # Arrow counts trailing zeros of a fraction as digits. The remaining text ends in a digit, as Postgres
+    # writes it.
     trimmed = pc.replace_substring_regex(held, r"(\.[0-9]*[1-9])0+$", r"\1")
     whole = pc.replace_substring_regex(trimmed, r"([0-9])\.0*$", r"\1")
     return DecodedColumn(cast(whole, arrow_type), pc.fill_null(inexact, False))
 
 
-NUMERIC_TYPES = {"numeric": TextType(_arrow_type, _decode_numeric, "`NaN`, `Infinity`, `-Infinity`, more digits than the decimal has")}
+NUMERIC_TYPES = {
+    "numeric": TextType(
+        _arrow_type, _decode_numeric, "`NaN`, `Infinity`, `-Infinity`, more digits than the decimal has"
+    )
+}
 
 
 def _decode_money(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:

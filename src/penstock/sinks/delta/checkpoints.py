@@ -100,22 +100,31 @@ def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
     """
     check_writable(state)
     properties = state.metadata.properties
-    if properties.get(_STATS_AS_JSON, "true").lower() != "true" or properties.get(_STATS_AS_STRUCT, "false").lower() != "false":
+    if (
+        properties.get(_STATS_AS_JSON, "true").lower() != "true"
+        or properties.get(_STATS_AS_STRUCT, "false").lower() != "false"
+    ):
         raise Unsupported("its checkpoints store statistics in an unsupported format")
     log, target = path / "_delta_log", checkpoint_file(path, state.version)
     if storage.exists(target):
         return
     gone, domains, stamped_ms = _load_past(path, state.version, since_ms)
-    adds = _array("add", ({"partitionValues": {}, **file.action, "dataChange": False} for file in state.files.values()))
+    adds = _array(
+        "add", ({"partitionValues": {}, **file.action, "dataChange": False} for file in state.files.values())
+    )
     parts = {
         "protocol": _array("protocol", [state.protocol]),
         "metaData": _array("metaData", [state.metadata.action]),
-        "txn": _array("txn", ({"appId": name, "version": version} for name, version in state.transactions.items())),
+        "txn": _array(
+            "txn", ({"appId": name, "version": version} for name, version in state.transactions.items())
+        ),
         "domainMetadata": _array("domainMetadata", domains),
         "remove": gone.filter(pc.invert(pc.is_in(_keys(gone), _keys(adds)))),
         "add": adds,
     }
-    rows = pa.concat_tables([pa.table({kind: part}) for kind, part in parts.items()], promote_options="default").select(list(_KINDS))
+    rows = pa.concat_tables(
+        [pa.table({kind: part}) for kind, part in parts.items()], promote_options="default"
+    ).select(list(_KINDS))
     if _put(rows, target, stamped_ms):
         _leave_hint(log, state.version, rows.num_rows, storage.size_bytes(target), len(adds))
 
@@ -181,7 +190,9 @@ def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) ->
         storage.put(log / _HINT, json.dumps(hint).encode(), shared=True)
 
 
-def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:
+def _load_past(
+    path: Path, version: int, since_ms: int
+) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:
     """Files removed up to `version`, the newest last, each once; the table's domains; and the time from which
     removal times are commit times.
     """
@@ -206,9 +217,16 @@ def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray,
             raise Unsupported("commits are missing after its newest checkpoint")
         for action in _actions(data):
             if "remove" in action:
-                removed = {**action["remove"], "deletionTimestamp": max(action["remove"].get("deletionTimestamp") or 0, committed_ms)}
+                removed = {
+                    **action["remove"],
+                    "deletionTimestamp": max(action["remove"].get("deletionTimestamp") or 0, committed_ms),
+                }
                 vector = removed.get("deletionVector") or {}
-                found[json.dumps([removed["path"], *map(vector.get, ("storageType", "pathOrInlineDv", "offset"))])] = removed
+                found[
+                    json.dumps(
+                        [removed["path"], *map(vector.get, ("storageType", "pathOrInlineDv", "offset"))]
+                    )
+                ] = removed
             elif "domainMetadata" in action:
                 domains[action["domainMetadata"]["domain"]] = action["domainMetadata"]
     newer = _array("remove", ({**each, "dataChange": False} for each in found.values()))
@@ -225,13 +243,20 @@ def _written_ms(file: Path) -> int:
 
 
 def _actions(data: bytes) -> Iterator[Mapping[str, Any]]:
-    return (json.loads(line) for line in data.splitlines() if b'"remove"' in line or b'"domainMetadata"' in line)
+    return (
+        json.loads(line) for line in data.splitlines() if b'"remove"' in line or b'"domainMetadata"' in line
+    )
 
 
 def _keys(files: pa.StructArray) -> pa.Array:
     """Identifies a state of a file: its path and its deletion vector."""
-    parts = [pc.struct_field(files, ["deletionVector", name]).cast(pa.string()) for name in ("storageType", "pathOrInlineDv", "offset")]
-    return pc.binary_join_element_wise(pc.struct_field(files, "path"), *(pc.fill_null(part, "") for part in parts), "\n")
+    parts = [
+        pc.struct_field(files, ["deletionVector", name]).cast(pa.string())
+        for name in ("storageType", "pathOrInlineDv", "offset")
+    ]
+    return pc.binary_join_element_wise(
+        pc.struct_field(files, "path"), *(pc.fill_null(part, "") for part in parts), "\n"
+    )
 
 
 def _array(kind: str, actions: Iterable[Mapping[str, Any]]) -> pa.StructArray:
@@ -255,5 +280,9 @@ def _fitted(found: pa.StructArray, wanted: pa.DataType) -> pa.StructArray:
     parts = []
     for field in wanted:
         part = found.field(field.name) if field.name in names else pa.nulls(len(found), field.type)
-        parts.append(_fitted(part, field.type) if pa.types.is_struct(field.type) and field.name in names else part.cast(field.type))
+        parts.append(
+            _fitted(part, field.type)
+            if pa.types.is_struct(field.type) and field.name in names
+            else part.cast(field.type)
+        )
     return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=found.is_null())

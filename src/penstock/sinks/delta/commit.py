@@ -97,7 +97,12 @@ def removed(file: DataFile) -> dict[str, Any]:
 
 def marked(file: DataFile, vector: DeletionVector, rows: int) -> list[dict[str, Any]]:
     """Give a file of `rows` rows another deletion vector."""
-    again = {**file.action, "dataChange": True, "stats": wide_stats(file.stats, rows), "deletionVector": vector.document()}
+    again = {
+        **file.action,
+        "dataChange": True,
+        "stats": wide_stats(file.stats, rows),
+        "deletionVector": vector.document(),
+    }
     return [removed(file), {"add": again}]
 
 

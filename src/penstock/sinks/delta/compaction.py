@@ -24,9 +24,24 @@ import pyarrow as pa
 from penstock import storage
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, removed, wide_stats
-from penstock.sinks.delta.deletion_vectors import DeletionVector, Positions, load_vector, vector_file, write_vectors
+from penstock.sinks.delta.deletion_vectors import (
+    DeletionVector,
+    Positions,
+    load_vector,
+    vector_file,
+    write_vectors,
+)
 from penstock.sinks.delta.lookup import ScanFile, TableFiles, read_groups
-from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, can_delete, check_writable, commit_file, file_schema, table_schema
+from penstock.sinks.delta.state import (
+    DataFile,
+    DeltaState,
+    Unsupported,
+    can_delete,
+    check_writable,
+    commit_file,
+    file_schema,
+    table_schema,
+)
 from penstock.sinks.executors import Executors
 from penstock.sinks.row_files import write_batches
 
@@ -99,12 +114,22 @@ def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], e
     try:
         with shared.commit_lock:
             now = shared.load()
-            gone = None if now is None or not _is_still_valid(state, now) else _deleted_since(path, state, now, files, found.counts)
-            if now is None or gone is None or (gone.size and (gone.size == found.file.rows or not can_delete(now))):
+            gone = (
+                None
+                if now is None or not _is_still_valid(state, now)
+                else _deleted_since(path, state, now, files, found.counts)
+            )
+            if (
+                now is None
+                or gone is None
+                or (gone.size and (gone.size == found.file.rows or not can_delete(now)))
+            ):
                 return False
             vector = write_vectors(path, [(found.file.name, gone)])[found.file.name] if gone.size else None
             may_be_there = True
-            actions = _actions([now.files[file.path] for file in files if file.path in now.files], found.file, vector)
+            actions = _actions(
+                [now.files[file.path] for file in files if file.path in now.files], found.file, vector
+            )
             may_be_there = commit(path, now.version + 1, actions)
             return may_be_there
     except Unsupported:
@@ -136,7 +161,9 @@ def _is_still_valid(before: DeltaState, now: DeltaState) -> bool:
     return before.metadata.action == now.metadata.action and before.protocol == now.protocol
 
 
-def _deleted_since(path: Path, before: DeltaState, now: DeltaState, files: Sequence[DataFile], counts: Sequence[int]) -> Positions | None:
+def _deleted_since(
+    path: Path, before: DeltaState, now: DeltaState, files: Sequence[DataFile], counts: Sequence[int]
+) -> Positions | None:
     """Positions in the new file of rows that were deleted since; None if unknown, or if deleted rows came
     back.
     """
@@ -162,7 +189,9 @@ def _only_epochs(path: Path, after: int, upto: int) -> bool:
     another file.
     """
     for version in range(after + 1, upto + 1):
-        actions = [json.loads(line) for line in (storage.read(commit_file(path, version)) or b"").splitlines()]
+        actions = [
+            json.loads(line) for line in (storage.read(commit_file(path, version)) or b"").splitlines()
+        ]
         if not any(action.get("commitInfo", {}).get("operation") == EPOCH for action in actions):
             return False
     return True
@@ -176,11 +205,16 @@ def _positions(path: Path, file: DataFile) -> Positions:
     return _NONE if file.vector is None else load_vector(path, file.vector)
 
 
-def _actions(files: Sequence[DataFile], written: SnapshotFile, vector: DeletionVector | None) -> list[dict[str, Any]]:
+def _actions(
+    files: Sequence[DataFile], written: SnapshotFile, vector: DeletionVector | None
+) -> list[dict[str, Any]]:
     actions: list[dict[str, Any]] = [removed(file) for file in files] + added([written])
     for action in actions:
         for part in action.values():
             part["dataChange"] = False
     if vector is not None:
-        actions[-1]["add"] |= {"stats": wide_stats(written.stats, written.rows), "deletionVector": vector.document()}
+        actions[-1]["add"] |= {
+            "stats": wide_stats(written.stats, written.rows),
+            "deletionVector": vector.document(),
+        }
     return [commit_info("PENSTOCK COMPACTION", {}, adds_only=False), *actions]

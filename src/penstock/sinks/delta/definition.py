@@ -41,7 +41,9 @@ from penstock.sinks.modes import Mode
 def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:
     """The rest of a statement after CREATE TABLE."""
     columns = [f"{quoted(field.name)} {sql_type(field.type)}" for field in layout.schema]
-    return f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
+    return (
+        f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
+    )
 
 
 def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
@@ -75,7 +77,11 @@ def check_adoptable(path: Path, layout: Layout) -> None:
     for field in found:
         if wanted.get(field.name) != field.type:
             known = wanted.get(field.name)
-            why = "is not a column of the source" if known is None else f"is {field.type}, and would become {known}"
+            why = (
+                "is not a column of the source"
+                if known is None
+                else f"is {field.type}, and would become {known}"
+            )
             raise TargetForeignError(
                 f"{path} cannot be adopted: its column {field.name!r} {why}",
                 hint="alter the column there, or set existing: replace",
@@ -85,7 +91,11 @@ def check_adoptable(path: Path, layout: Layout) -> None:
 def is_unchanged(metadata: Metadata, layout: Layout, source_oid: int) -> bool:
     """Whether the table still has the same source and all its columns. It may have more columns."""
     known = {name: metadata.properties.get(name) for name in (KEY, SOURCE_OID, MODE)}
-    expected = {KEY: json.dumps(list(layout.key)), SOURCE_OID: str(source_oid), MODE: known[MODE] and layout.mode.value}
+    expected = {
+        KEY: json.dumps(list(layout.key)),
+        SOURCE_OID: str(source_oid),
+        MODE: known[MODE] and layout.mode.value,
+    }
     found = {field.name: field.type for field in table_schema(metadata)}
     return known == expected and all(found.get(field.name) == field.type for field in layout.schema)
 
@@ -106,7 +116,9 @@ def snapshot_place(path: Path, layout: Layout, fence: Position) -> SnapshotPlace
     fields = {name: found.field(names.index(name)) for name in layout.schema.names}
     values = layout.mode.snapshot_values(fence, datetime.now(UTC))
     constants = tuple((fields[name].name, _plain(value)) for name, value in values.items())
-    return SnapshotPlace(str(path), pa.schema(list(fields.values())), f"snapshot-{fence.value:016X}", constants)
+    return SnapshotPlace(
+        str(path), pa.schema(list(fields.values())), f"snapshot-{fence.value:016X}", constants
+    )
 
 
 def _plain(value: object) -> str | int | bool | None:
@@ -133,7 +145,9 @@ class EvolvedState:
     """Whether the existing files have to be rewritten."""
 
 
-def evolve_state(state: DeltaState, evolution: Evolution, mode: Mode, properties: Mapping[str, str]) -> EvolvedState:
+def evolve_state(
+    state: DeltaState, evolution: Evolution, mode: Mode, properties: Mapping[str, str]
+) -> EvolvedState:
     """Change the columns of a state. `properties` are set as well. Raises `Unsupported` if the log alone
     cannot express it.
     """
@@ -166,7 +180,9 @@ class _Numbers:
         return {FIELD_ID: self.last, PHYSICAL_NAME: f"col-{uuid4()}"}
 
 
-def _evolved(metadata: Metadata, evolution: Evolution, mode: Mode, properties: dict[str, str], numbers: _Numbers | None) -> Metadata:
+def _evolved(
+    metadata: Metadata, evolution: Evolution, mode: Mode, properties: dict[str, str], numbers: _Numbers | None
+) -> Metadata:
     fields = []
     for found in metadata.fields:
         name = evolution.renamed.get(found["name"], found["name"])
@@ -175,7 +191,12 @@ def _evolved(metadata: Metadata, evolution: Evolution, mode: Mode, properties: d
     own = [at for at, found in enumerate(metadata.fields) if found["name"] not in mode.added_names]
     document = numbers.document if numbers is not None else dict
     new = [
-        {"name": added.name, "type": type_document(added.arrow_type, document), "nullable": True, "metadata": document()}
+        {
+            "name": added.name,
+            "type": type_document(added.arrow_type, document),
+            "nullable": True,
+            "metadata": document(),
+        }
         for added in evolution.added
     ]
     place = own[-1] + 1 if own else 0
@@ -184,7 +205,9 @@ def _evolved(metadata: Metadata, evolution: Evolution, mode: Mode, properties: d
     return Metadata(
         {
             **metadata.action,
-            "schemaString": json.dumps({"type": "struct", "fields": [*fields[:place], *new, *fields[place:]]}),
+            "schemaString": json.dumps(
+                {"type": "struct", "fields": [*fields[:place], *new, *fields[place:]]}
+            ),
             "configuration": {**metadata.properties, **properties},
         }
     )

@@ -77,7 +77,8 @@ def table_file(root: Path, uri: str) -> Path:
 def _refused(root: Path) -> FileOutsideTableError:
     return FileOutsideTableError(
         f"the log of the Delta table at {root} names a file outside of the table's directory",
-        hint=f"check who wrote the log; then remove {root} and run again to copy the table (of a shallow clone, make a deep one)",
+        hint=f"check who wrote the log; then remove {root} and run again to copy the table (of a shallow "
+        "clone, make a deep one)",
     )
 
 
@@ -115,7 +116,9 @@ def _encode_bucket(values: npt.NDArray[np.uint32]) -> bytes:
     lengths = np.fromiter(map(len, containers), np.int64, len(containers))
     first = 8 + 8 * keys.size
     offsets = (first + np.cumsum(lengths) - lengths).astype("<u4")
-    return b"".join((struct.pack("<II", _PLAIN_COOKIE, keys.size), descriptions.tobytes(), offsets.tobytes(), *containers))
+    return b"".join(
+        (struct.pack("<II", _PLAIN_COOKIE, keys.size), descriptions.tobytes(), offsets.tobytes(), *containers)
+    )
 
 
 def _runs(ascending: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Positions]:
@@ -176,7 +179,9 @@ def _decode_bucket(source: _Source) -> Positions:
     has_runs = cookie & 0xFFFF == _RUN_COOKIE
     if has_runs:
         count = (cookie >> 16) + 1
-        runs = np.unpackbits(np.frombuffer(source.take((count + 7) // 8), np.uint8), bitorder="little")[:count].astype(bool)
+        runs = np.unpackbits(np.frombuffer(source.take((count + 7) // 8), np.uint8), bitorder="little")[
+            :count
+        ].astype(bool)
     elif cookie == _PLAIN_COOKIE:
         count = source.number("<I")
         if count > 1 << 16:
@@ -229,7 +234,13 @@ class DeletionVector:
 
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> Self:
-        return cls(found["storageType"], found["pathOrInlineDv"], found.get("offset"), found["sizeInBytes"], found["cardinality"])
+        return cls(
+            found["storageType"],
+            found["pathOrInlineDv"],
+            found.get("offset"),
+            found["sizeInBytes"],
+            found["cardinality"],
+        )
 
     @property
     def identity(self) -> str:
@@ -250,14 +261,19 @@ class DeletionVector:
 def load_vector(root: Path, vector: DeletionVector) -> Positions:
     """The rows that `vector` removes, in the table at `root`."""
     try:
-        data = _z85_decode(vector.place)[: vector.bytes] if vector.storage == "i" else _load_data(root, vector)
+        data = (
+            _z85_decode(vector.place)[: vector.bytes] if vector.storage == "i" else _load_data(root, vector)
+        )
         positions = decode_positions(data)
     except FileNotFoundError as error:
         raise TargetFileLostError(f"the file {error.filename} of the target is missing") from error
     except (OSError, ValueError) as error:
         raise SinkError(f"a deletion vector of the Delta table at {root} cannot be read: {error}") from error
     if positions.size != vector.count:
-        raise SinkError(f"a deletion vector of the Delta table at {root} has {positions.size} rows, but the log says {vector.count}")
+        raise SinkError(
+            f"a deletion vector of the Delta table at {root} has {positions.size} rows, but the log says "
+            f"{vector.count}"
+        )
     return positions
 
 
@@ -289,7 +305,9 @@ def vector_name(vector: DeletionVector) -> str:
     raise ValueError(f"a vector of kind {vector.storage!r}")
 
 
-def write_vectors(root: Path, positions: Iterable[tuple[str, Positions]], attempt: str | None = None) -> dict[str, DeletionVector]:
+def write_vectors(
+    root: Path, positions: Iterable[tuple[str, Positions]], attempt: str | None = None
+) -> dict[str, DeletionVector]:
     """Write one vector for each path in `positions` to a new file of the table at `root`. Durable except for
     the directory entry.
 

@@ -23,7 +23,14 @@ from penstock import storage
 from penstock.arrow import distinct
 from penstock.errors import SinkError
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.delta.deletion_vectors import DeletionVector, Positions, decode_positions, encode_positions, load_vector, write_vectors
+from penstock.sinks.delta.deletion_vectors import (
+    DeletionVector,
+    Positions,
+    decode_positions,
+    encode_positions,
+    load_vector,
+    write_vectors,
+)
 from penstock.sinks.delta.lookup import FoundRows, ScanFile, TableFiles, read_groups
 from penstock.sinks.executors import Executors
 from penstock.sinks.row_files import removed_on_failure, write_batches
@@ -103,7 +110,11 @@ def run_mark(task: MarkTask) -> tuple[MarkedFile, ...]:
     def partly() -> Iterator[tuple[str, Positions]]:
         for path, (file_rows, positions) in _by_file(task):
             vector = before[path]
-            gone = positions if vector is None else distinct(np.concatenate([load_vector(root, vector), positions]))
+            gone = (
+                positions
+                if vector is None
+                else distinct(np.concatenate([load_vector(root, vector), positions]))
+            )
             marked.append(MarkedFile(path, file_rows, None))
             if gone.size < file_rows:
                 yield path, gone
@@ -139,12 +150,16 @@ def _shares(task: MarkTask) -> list[MarkTask]:
     shares = []
     for low, high in pairwise(bounds):
         files = task.files[low:high]
-        shares.append(replace(task, files=files, deletions=_of_files({file.path for file in files}, task.deletions)))
+        shares.append(
+            replace(task, files=files, deletions=_of_files({file.path for file in files}, task.deletions))
+        )
     return shares
 
 
 def _of_files(paths: Collection[str], deletions: Sequence[Deletions]) -> tuple[Deletions, ...]:
-    some = (replace(each, found=tuple(found for found in each.found if found.path in paths)) for each in deletions)
+    some = (
+        replace(each, found=tuple(found for found in each.found if found.path in paths)) for each in deletions
+    )
     return tuple(each for each in some if each.found or each.file is not None)
 
 
@@ -159,18 +174,33 @@ def _by_file(task: MarkTask) -> Iterator[tuple[str, tuple[int, Positions]]]:
                 parts[found.path].append(found)
         if each.file is not None and task.files:
             low, high = task.files[0].path, task.files[-1].path
-            rows = pq.read_table(Path(task.root) / each.file, filters=[("path", ">=", low), ("path", "<=", high)])
-            for path, file_rows, positions in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            rows = pq.read_table(
+                Path(task.root) / each.file, filters=[("path", ">=", low), ("path", "<=", high)]
+            )
+            for path, file_rows, positions in zip(
+                *(column.to_pylist() for column in rows.columns), strict=True
+            ):
                 parts[path].append((file_rows, positions))
     for path, some in parts.items():
         if some:
-            pieces = [(one.file_rows, one.positions) if isinstance(one, FoundRows) else (one[0], decode_positions(one[1])) for one in some]
+            pieces = [
+                (one.file_rows, one.positions)
+                if isinstance(one, FoundRows)
+                else (one[0], decode_positions(one[1]))
+                for one in some
+            ]
             yield path, (pieces[0][0], distinct(np.concatenate([positions for _, positions in pieces])))
 
 
 def _encoded(found: Sequence[FoundRows]) -> pa.Table:
-    columns = [[each.path for each in found], [each.file_rows for each in found], [encode_positions(each.positions) for each in found]]
-    return pa.table([pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+    columns = [
+        [each.path for each in found],
+        [each.file_rows for each in found],
+        [encode_positions(each.positions) for each in found],
+    ]
+    return pa.table(
+        [pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+    )
 
 
 @dataclass(frozen=True, slots=True)

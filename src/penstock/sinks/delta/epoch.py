@@ -1,8 +1,10 @@
-"""Apply one epoch or one snapshot repair to a Delta table: plan tasks, run them on executors, commit what they wrote.
+"""Apply one epoch or one snapshot repair to a Delta table: plan tasks, run them on executors, commit what
+they wrote.
 
-Each task reads its part of the changes, reduces them, finds the rows to delete in the files of the table, and writes the rows to add to a
-new file. Positions of deleted rows become deletion vectors. The driver commits vectors, new files and the position in one commit.
-Until that commit nothing of it is part of the table: files that a crash leaves behind are removed by VACUUM.
+Each task reads its part of the changes, reduces them, finds the rows to delete in the files of the table, and
+writes the rows to add to a new file. Positions of deleted rows become deletion vectors. The driver commits
+vectors, new files and the position in one commit. Until that commit nothing of it is part of the table: files
+that a crash leaves behind are removed by VACUUM.
 """
 
 from __future__ import annotations
@@ -23,8 +25,26 @@ from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, marked, removed, transaction
 from penstock.sinks.delta.deletion_vectors import remove_vectors, vector_file
-from penstock.sinks.delta.deletions import REPORTED_BYTES, Deletions, RewriteTask, mark_files, of_file, remove_reports, report, run_rewrite
-from penstock.sinks.delta.lookup import FoundRows, ScanFile, TableFiles, all_rows, find_counted, find_rows, read_rows, read_within
+from penstock.sinks.delta.deletions import (
+    REPORTED_BYTES,
+    Deletions,
+    RewriteTask,
+    mark_files,
+    of_file,
+    remove_reports,
+    report,
+    run_rewrite,
+)
+from penstock.sinks.delta.lookup import (
+    FoundRows,
+    ScanFile,
+    TableFiles,
+    all_rows,
+    find_counted,
+    find_rows,
+    read_rows,
+    read_within,
+)
 from penstock.sinks.delta.state import (
     DeltaState,
     Unsupported,
@@ -83,7 +103,9 @@ class EpochPart:
 
 @dataclass(frozen=True)
 class DeltaCommit:
-    """One commit by Penstock to the table at `path`, from `state` to the position `end`: the changes in `slices`, or a repair."""
+    """One commit by Penstock to the table at `path`, from `state` to the position `end`: the changes in
+    `slices`, or a repair.
+    """
 
     path: Path
     application: str
@@ -98,10 +120,13 @@ class DeltaCommit:
     fills: Mapping[str, pa.Scalar] | None = field(default=None, kw_only=True)
     """Values of existing rows in added columns. Not None: the existing files are rewritten with them.
 
-    Rows that are looked up get these values too, so the result does not depend on how many changes an epoch has.
+    Rows that are looked up get these values too, so the result does not depend on how many changes an epoch
+    has.
     """
     attempt: str = field(default_factory=new_attempt, kw_only=True)
-    """Part of the names of all files that are written for this commit, so that a failed attempt can remove them."""
+    """Part of the names of all files that are written for this commit, so that a failed attempt can remove
+    them.
+    """
 
     @cached_property
     def counts(self) -> ChangeCounts:
@@ -113,17 +138,27 @@ class DeltaCommit:
         return self.layout.mode.adds_only(self.counts)
 
     def apply(self, executors: Executors) -> bool:
-        """Apply `slices`. False: another writer committed first, nothing was changed, and the caller has to load the table again."""
+        """Apply `slices`.
+
+        False: another writer committed first, nothing was changed, and the caller has to load the table
+        again.
+        """
         self.check(deletes=not self.adds_only)
         # Otherwise tasks read files of the table, whose size has no limit.
         light = self.adds_only and are_light(self.slices)
         try:
-            parts = executors.run(write_epoch, self.plan(executors.parallelism), light=light) if self.slices else []
+            parts = (
+                executors.run(write_epoch, self.plan(executors.parallelism), light=light)
+                if self.slices
+                else []
+            )
             rewritten = None if self.fills is None else self._rewrite(parts, executors)
         except Exception:
             self.remove_files()
             raise
-        return self.commit(parts, executors, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
+        return self.commit(
+            parts, executors, adds_only=self.adds_only and not self.declared, rewritten=rewritten
+        )
 
     def repair(self, changed: ChangedRows, place: SnapshotPlace, executors: Executors) -> bool:
         """Replace the rows of `changed`. Returns what `apply` returns."""
@@ -138,7 +173,8 @@ class DeltaCommit:
             raise Unsupported("it has no deletion vectors")
         unknown = set(table_schema(self.state.metadata).names) - set(self.layout.schema.names)
         if deletes and unknown:
-            # Deleting a row and adding its new version would lose the value of such a column. A MERGE keeps it.
+            # Deleting a row and adding its new version would lose the value of such a column. A MERGE keeps
+            # it.
             raise Unsupported(f"it has a column {sorted(unknown)[0]!r} that the source does not have")
 
     def plan(self, parallelism: int) -> list[EpochTask]:
@@ -153,7 +189,9 @@ class DeltaCommit:
             shares = [(tuple(self.slices), part) for part in parts]
         reported_bytes = REPORTED_BYTES // max(len(shares), 1)
         return [
-            EpochTask(share, part, self.layout, self.adds_only, table, place, index, self.views, reported_bytes)
+            EpochTask(
+                share, part, self.layout, self.adds_only, table, place, index, self.views, reported_bytes
+            )
             for index, (share, part) in enumerate(shares)
         ]
 
@@ -176,8 +214,8 @@ class DeltaCommit:
     ) -> bool:
         """Commit the results of the tasks as the next version. False: another writer has made that version.
 
-        Then, and on an error before the commit, all written files are removed. `rewritten` has for every file of the table its replacement,
-        without the deleted rows.
+        Then, and on an error before the commit, all written files are removed. `rewritten` has for every file
+        of the table its replacement, without the deleted rows.
         """
         deletions = [part.deletions for part in parts]
         try:
@@ -214,7 +252,9 @@ class DeltaCommit:
         remove_attempt(self.path, self.attempt)
         remove_vectors(self.path, self.attempt)
 
-    def _mark_deleted(self, parts: Sequence[EpochPart], executors: Executors) -> tuple[list[dict[str, Any]], set[Path]]:
+    def _mark_deleted(
+        self, parts: Sequence[EpochPart], executors: Executors
+    ) -> tuple[list[dict[str, Any]], set[Path]]:
         """The actions for files that lose rows, and the files of the deletion vectors written for them."""
         files = self.state.files
         if any(part.emptied for part in parts):
@@ -236,7 +276,10 @@ class DeltaCommit:
         table, deletions = self.table(scanned=True), tuple(part.deletions for part in parts)
         place = SnapshotPlace(str(self.path), table.names, f"anew-{self.end.value:016X}-{self.attempt}")
         one = replace(table, files=())
-        tasks = [RewriteTask(one, file, of_file(file.path, deletions), place, index) for index, file in enumerate(table.files)]
+        tasks = [
+            RewriteTask(one, file, of_file(file.path, deletions), place, index)
+            for index, file in enumerate(table.files)
+        ]
         files = executors.run(run_rewrite, tasks) if tasks else []
         return {task.file.path: file for task, file in zip(tasks, files, strict=True)}
 
@@ -247,14 +290,20 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def read_small(path: Path, version: int | None, limit_bytes: int) -> pa.Table | None:
-    """Read one version of a small table, or the newest. None: it is larger than the limit, or only Delta itself can read it."""
+    """Read one version of a small table, or the newest.
+
+    None: it is larger than the limit, or only Delta itself can read it.
+    """
     try:
         state = load_state(path) if version is None else load_version(path, version)
         if state is None or sum(file.bytes for file in state.files.values()) > limit_bytes:
             return None
         check_writable(state)
         files = tuple(ScanFile(file.path, (), file.vector) for file in state.files.values())
-        return read_within(TableFiles(str(path), table_schema(state.metadata), file_schema(state.metadata), (), files), limit_bytes)
+        return read_within(
+            TableFiles(str(path), table_schema(state.metadata), file_schema(state.metadata), (), files),
+            limit_bytes,
+        )
     except Unsupported:
         return None
 
@@ -290,7 +339,9 @@ def _find_deleted(task: EpochTask, outcome: Outcome) -> list[FoundRows]:
     identity = task.layout.identity
     if identity or not outcome.deleted.num_rows:
         return find_rows(task.table, outcome.deleted, identity)
-    return find_counted(task.table, outcome.deleted, task.layout.columns.names, ints_of(outcome.deleted.column(COUNT)))
+    return find_counted(
+        task.table, outcome.deleted, task.layout.columns.names, ints_of(outcome.deleted.column(COUNT))
+    )
 
 
 def _write(task: EpochTask, rows: Iterable[pa.Table]) -> SnapshotFile:
@@ -301,7 +352,9 @@ def _write(task: EpochTask, rows: Iterable[pa.Table]) -> SnapshotFile:
 def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows with all columns of the table, in its order. Columns that other writers added are null."""
     columns = [
-        rows.column(field.name) if field.name in rows.column_names else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        rows.column(field.name)
+        if field.name in rows.column_names
+        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
         for field in schema
     ]
     return pa.table(columns, schema=schema)
@@ -317,8 +370,13 @@ def write_repair(task: RepairTask) -> EpochPart:
 
 def _keys(task: RepairTask) -> pa.Table:
     files = storage.list_paths(Path(task.changed.keys), "*.parquet")
-    found = pa.concat_tables([pq.ParquetFile(file, coerce_int96_timestamp_unit="us").read() for file in files])
-    columns = {name: found.column(match_column(at)).cast(task.layout.columns.field(name).type) for at, name in enumerate(task.layout.key)}
+    found = pa.concat_tables(
+        [pq.ParquetFile(file, coerce_int96_timestamp_unit="us").read() for file in files]
+    )
+    columns = {
+        name: found.column(match_column(at)).cast(task.layout.columns.field(name).type)
+        for at, name in enumerate(task.layout.key)
+    }
     texts = {name: found.column(match_text_column(at)) for at, name in enumerate(task.layout.key)}
     return pa.table({**columns, EXACT: build_exact(texts, found.num_rows)})
 

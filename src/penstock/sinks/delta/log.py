@@ -50,7 +50,9 @@ from penstock.sinks.modes import Mode
 
 
 def committed_position(path: Path, application: str, version: int) -> Position | None:
-    """The position in one commit; None if it has no position of this pipeline, or no longer exists as a file."""
+    """The position in one commit; None if it has no position of this pipeline, or no longer exists as a
+    file.
+    """
     return _position(_actions(path, version, "txn") or [], application)
 
 
@@ -85,7 +87,9 @@ def held_position(path: Path, application: str, version: int) -> Position | None
 def _checkpointed_position(path: Path, application: str, version: int) -> Position:
     """The position that the table held at the beginning of its log."""
     try:
-        return Position.of(load_checkpointed(path, version).transactions.get(application, Position.ZERO.value))
+        return Position.of(
+            load_checkpointed(path, version).transactions.get(application, Position.ZERO.value)
+        )
     except (Unsupported, OSError, pa.ArrowException) as error:
         raise _rewound(path) from error
 
@@ -100,7 +104,9 @@ def _restored_version(path: Path, version: int) -> int:
         for action in actions:
             came, file = ("add" in action, action.get("add") or action["remove"])
             vector = file.get("deletionVector")
-            changed[file["path"], DeletionVector.parse(vector).identity if vector else None] += 1 if came else -1
+            changed[file["path"], DeletionVector.parse(vector).identity if vector else None] += (
+                1 if came else -1
+            )
         if not any(changed.values()):
             return number - 1
     raise _rewound(path)
@@ -122,7 +128,9 @@ def _actions(path: Path, version: int, *kinds: str) -> list[Mapping[str, Any]] |
     """The actions of these kinds in a commit; None if it does not exist."""
     data = storage.read(path / "_delta_log" / f"{version:020d}.json")
     begins = tuple(f'{{"{kind}"'.encode() for kind in kinds)
-    return None if data is None else [json.loads(line) for line in data.splitlines() if line.startswith(begins)]
+    return (
+        None if data is None else [json.loads(line) for line in data.splitlines() if line.startswith(begins)]
+    )
 
 
 OWNER = "penstock.pipeline"
@@ -151,7 +159,10 @@ class TableSummary:
 
 
 def load_summary(path: Path) -> TableSummary | None:
-    """The table as it is now; None if there is none. Where our own reader does not support the log, deltalake reads it."""
+    """The table as it is now; None if there is none.
+
+    Where our own reader does not support the log, deltalake reads it.
+    """
     try:
         state = load_without_files(path)
     except Unsupported:
@@ -168,7 +179,9 @@ def _files(path: Path) -> set[str]:
 
 
 def _summary_of(log: DeltaTable) -> TableSummary:
-    metadata = Metadata({"schemaString": log.schema().to_json(), "configuration": log.metadata().configuration})
+    metadata = Metadata(
+        {"schemaString": log.schema().to_json(), "configuration": log.metadata().configuration}
+    )
     return TableSummary(log.version(), metadata, log.transaction_version, lambda: set(log.file_uris()))
 
 
@@ -181,11 +194,16 @@ def open_log(path: Path) -> DeltaTable | None:
     except DeltaError as error:
         with suppress(Unsupported):
             load_state(path)  # raises `SinkError` if a file cannot be read, which may pass
-        raise TargetFileLostError(f"the log of the Delta table at {path} is damaged: {describe(error)}") from error
+        raise TargetFileLostError(
+            f"the log of the Delta table at {path} is damaged: {describe(error)}"
+        ) from error
 
 
 def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
-    """Load the state of a target. None if there is no table. Raises `TargetForeignError` if this pipeline did not write it."""
+    """Load the state of a target.
+
+    None if there is no table. Raises `TargetForeignError` if this pipeline did not write it.
+    """
     summary = load_summary(path)
     if summary is None:
         return None
@@ -216,7 +234,9 @@ def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
     finish.
     """
     origin = Origin.parse(text) if text else None
-    is_there = origin is not None and all(column.target is None or column.target in columns.names for column in origin.columns.values())
+    is_there = origin is not None and all(
+        column.target is None or column.target in columns.names for column in origin.columns.values()
+    )
     return origin if is_there else None
 
 
@@ -226,8 +246,13 @@ def load_applied(path: Path, application: str) -> Position | None:
     return None if summary is None else _applied(summary, path, application)
 
 
-def load_with_position(states: DeltaStates, path: Path, application: str) -> tuple[DeltaState | None, Position | None]:
-    """The table as it is now, and its applied position. No state: there is no table, or our own reader does not support its log."""
+def load_with_position(
+    states: DeltaStates, path: Path, application: str
+) -> tuple[DeltaState | None, Position | None]:
+    """The table as it is now, and its applied position.
+
+    No state: there is no table, or our own reader does not support its log.
+    """
     try:
         state = states.load(path)
     except Unsupported:
@@ -273,10 +298,15 @@ def _applied(summary: TableSummary, path: Path, application: str) -> Position | 
 
 
 def settle_restored(path: Path, application: str) -> None:
-    """After a RESTORE, commit the position that the table now holds, so that every reader of its log finds it."""
+    """After a RESTORE, commit the position that the table now holds, so that every reader of its log finds
+    it.
+    """
     summary = load_summary(path)
     applied = None if summary is None else _applied(summary, path, application)
-    if summary is not None and summary.position_of(application) not in (None, (applied or Position.ZERO).value):
+    if summary is not None and summary.position_of(application) not in (
+        None,
+        (applied or Position.ZERO).value,
+    ):
         record_position(path, application, applied or Position.ZERO)
 
 
@@ -289,7 +319,9 @@ def active_files(path: Path) -> set[Path]:
 def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
     """Add files in the table's directory and set the position, in one commit. `Position.ZERO` means none."""
     now = int(time.time() * 1000)
-    actions: list[AddAction | RemoveAction] = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows
+    ]
     _commit(path, application, actions, position, now)
 
 
@@ -298,7 +330,9 @@ def record_position(path: Path, application: str, position: Position) -> None:
     _commit(path, application, [], position, int(time.time() * 1000))
 
 
-def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction], position: Position, now: int) -> None:
+def _commit(
+    path: Path, application: str, actions: list[AddAction | RemoveAction], position: Position, now: int
+) -> None:
     log = open_log(path)
     if log is None:
         raise SinkError(f"the Delta table at {path} no longer exists")
@@ -306,7 +340,14 @@ def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction
     # Checkpoints of deltalake would lack deletion vectors.
     hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     try:
-        log.create_write_transaction(actions, "append", log.schema(), [], commit_properties=properties, post_commithook_properties=hooks)
+        log.create_write_transaction(
+            actions,
+            "append",
+            log.schema(),
+            [],
+            commit_properties=properties,
+            post_commithook_properties=hooks,
+        )
     except DeltaError as error:
         raise SinkError(f"cannot commit to {path}: {describe(error)}") from error
 
@@ -319,7 +360,9 @@ def _source_columns(path: Path, metadata: Metadata, mode: Mode) -> pa.Schema:
         log = open_log(path)
         assert log is not None
         schema = pa.schema(log.schema().to_arrow())
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name not in mode.added_names])
+    return pa.schema(
+        [pa.field(field.name, _plain(field.type)) for field in schema if field.name not in mode.added_names]
+    )
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:

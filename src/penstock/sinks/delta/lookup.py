@@ -54,7 +54,10 @@ def load_bounds(stats: str | None, fields: tuple[pa.Field, ...]) -> Bounds:
     try:
         found = json.loads(stats) if stats else {}
         low, high = found.get("minValues") or {}, found.get("maxValues") or {}
-        return tuple((_low(low.get(field.name), field.type), _high(high.get(field.name), field.type)) for field in fields)
+        return tuple(
+            (_low(low.get(field.name), field.type), _high(high.get(field.name), field.type))
+            for field in fields
+        )
     except (ValueError, AttributeError):
         return ((None, None),) * len(fields)
 
@@ -102,7 +105,10 @@ class Probes:
         self._columns = [_probes(keys.column(name)) for name in names]
 
     def may_be_within(self, bounds: Bounds) -> bool:
-        return all(values is None or _may_contain(values, *bound) for values, bound in zip(self._columns, bounds, strict=True))
+        return all(
+            values is None or _may_contain(values, *bound)
+            for values, bound in zip(self._columns, bounds, strict=True)
+        )
 
 
 def _probes(column: pa.ChunkedArray) -> list[Any] | None:
@@ -209,9 +215,13 @@ def _find(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[tuple
     bounded = [name for name in table.key if name in names]
     probes = Probes(keys, bounded)
     places = [table.key.index(name) for name in bounded]
-    files = [file for file in table.files if probes.may_be_within(tuple(file.bounds[place] for place in places))]
+    files = [
+        file for file in table.files if probes.may_be_within(tuple(file.bounds[place] for place in places))
+    ]
     wanted = _Wanted(table, keys, names)
-    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-scan") as threads:
+    with ThreadPoolExecutor(
+        min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-scan"
+    ) as threads:
         return [found for found in threads.map(wanted.find, files) if found[1].size]
 
 
@@ -249,7 +259,9 @@ def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None
         for group, start, count in _groups(parquet.metadata):
             rows = _columns(table, parquet.read_row_group(group), table.schema.names)
             alive = _without_deleted(table, file, np.arange(start, start + count))
-            yield take(rows, (alive if gone is None else np.setdiff1d(alive, gone, assume_unique=True)) - start)
+            yield take(
+                rows, (alive if gone is None else np.setdiff1d(alive, gone, assume_unique=True)) - start
+            )
 
 
 def _found_groups(table: TableFiles, found: FoundRows) -> Iterator[RowGroup]:
@@ -286,7 +298,9 @@ class _Wanted:
         with _open(self._table, file.path) as parquet:
             for group, start, _ in _groups(parquet.metadata):
                 if self._may_be_in(parquet.metadata.row_group(group)):
-                    rows = parquet.read_row_group(group, [self._table.field(name).name for name in self._read])
+                    rows = parquet.read_row_group(
+                        group, [self._table.field(name).name for name in self._read]
+                    )
                     at, numbers = self._match(_columns(self._table, rows, self._read))
                     places.append(at + start)
                     asked.append(numbers)
@@ -297,15 +311,27 @@ class _Wanted:
 
     def _may_be_in(self, group: pq.RowGroupMetaData) -> bool:
         """By the file's own statistics of integers. A name with a dot may be that of a nested column."""
-        wanted = {self._table.field(name).name: values for name, values in self._sets.items() if pa.types.is_integer(values.type)}
+        wanted = {
+            self._table.field(name).name: values
+            for name, values in self._sets.items()
+            if pa.types.is_integer(values.type)
+        }
         wanted = {name: values for name, values in wanted.items() if "." not in name}
         for at in range(group.num_columns if wanted else 0):
             column = group.column(at)
             values = wanted.get(column.path_in_schema)
             stats = column.statistics
-            if values is None or values.null_count or stats is None or not stats.has_min_max or type(stats.min) is not int:
+            if (
+                values is None
+                or values.null_count
+                or stats is None
+                or not stats.has_min_max
+                or type(stats.min) is not int
+            ):
                 continue
-            if not pc.any(pc.and_(pc.greater_equal(values, stats.min), pc.less_equal(values, stats.max))).as_py():
+            if not pc.any(
+                pc.and_(pc.greater_equal(values, stats.min), pc.less_equal(values, stats.max))
+            ).as_py():
                 return False
         return True
 
@@ -314,7 +340,9 @@ class _Wanted:
         candidates = np.arange(rows.num_rows)
         for name, values in self._sets.items():
             column = rows.column(name)
-            left = column if candidates.size == rows.num_rows else column.take(as_arrow(candidates, pa.int64()))
+            left = (
+                column if candidates.size == rows.num_rows else column.take(as_arrow(candidates, pa.int64()))
+            )
             candidates = np.compress(bools_of(pc.is_in(left, values)), candidates)
         if not candidates.size:
             return _NOWHERE, _NOWHERE
@@ -361,5 +389,9 @@ def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Tabl
             columns.append(pa.chunked_array([pa.repeat(fill, rows.num_rows)], own.type))
             continue
         column = column if column.type == there.type else column.cast(there.type)
-        columns.append(column if there.type == own.type else pa.chunked_array([chunk.view(own.type) for chunk in column.chunks], own.type))
+        columns.append(
+            column
+            if there.type == own.type
+            else pa.chunked_array([chunk.view(own.type) for chunk in column.chunks], own.type)
+        )
     return pa.table(columns, schema=pa.schema([table.schema.field(name) for name in names]))

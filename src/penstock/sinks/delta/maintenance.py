@@ -39,12 +39,25 @@ from penstock import storage
 from penstock.errors import FileOutsideTableError
 from penstock.sinks.base import Cooldown, MaintenanceSettings
 from penstock.sinks.dataframes import quoted
-from penstock.sinks.delta.checkpoints import checkpoint_file, is_ours, write_checkpoint, write_checkpoint_by_delta
+from penstock.sinks.delta.checkpoints import (
+    checkpoint_file,
+    is_ours,
+    write_checkpoint,
+    write_checkpoint_by_delta,
+)
 from penstock.sinks.delta.compaction import SharedTable, compact, files_to_compact
 from penstock.sinks.delta.deletion_vectors import DeletionVector, name_in_table, table_file, vector_name
 from penstock.sinks.delta.log import OWNER, load_summary
 from penstock.sinks.delta.spark_merge import translated_errors
-from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, commit_file, is_restore, load_checkpointed, newest_checkpoint
+from penstock.sinks.delta.state import (
+    DataFile,
+    DeltaState,
+    Unsupported,
+    commit_file,
+    is_restore,
+    load_checkpointed,
+    newest_checkpoint,
+)
 from penstock.sinks.executors import Executors
 
 _LOG = "delta.logRetentionDuration"
@@ -65,7 +78,9 @@ _SECONDS = {
 
 def required_retention_seconds(properties: Mapping[str, str]) -> float:
     """The time travel period that the table's properties require; 0 if none."""
-    return max((parse_interval(properties[name]) for name in (_LOG, _FILES) if name in properties), default=0.0)
+    return max(
+        (parse_interval(properties[name]) for name in (_LOG, _FILES) if name in properties), default=0.0
+    )
 
 
 def removed_file_retention_seconds(properties: Mapping[str, str]) -> float:
@@ -131,7 +146,11 @@ class LogTrimmer:
         finish.
         """
         oldest, written = self._oldest_kept(state, settings), time.time() - settings.hold_seconds
-        return max(self._first, *(each for each in self._checkpoints if each <= oldest and self._written(each) <= written), -1)
+        return max(
+            self._first,
+            *(each for each in self._checkpoints if each <= oldest and self._written(each) <= written),
+            -1,
+        )
 
     def _trim_to(self, begins: int, files: Iterable[DataFile], state: DeltaState) -> None:
         """Make the checkpoint of version `begins`, at which the table had `files`, the start of the log."""
@@ -148,7 +167,9 @@ class LogTrimmer:
         Delta.
         """
         if settings.keep_seconds is None:
-            return int(max(0.0, time.time() - removed_file_retention_seconds(state.metadata.properties)) * 1000)
+            return int(
+                max(0.0, time.time() - removed_file_retention_seconds(state.metadata.properties)) * 1000
+            )
         begins = self._choose_start(state, settings)
         return min(self._times_upto(state.version)[begins - self._first :])
 
@@ -195,7 +216,10 @@ class LogTrimmer:
             return False
 
     def _is_taken(self, version: int) -> bool:
-        found = (action.get("metaData", {}).get("configuration") or {} for action in self._actions(version, b'"metaData"'))
+        found = (
+            action.get("metaData", {}).get("configuration") or {}
+            for action in self._actions(version, b'"metaData"')
+        )
         return any(OWNER in properties for properties in found)
 
     def _keep_restored(self, version: int) -> None:
@@ -304,7 +328,11 @@ class DeltaMaintenance:
 
     def _compact(self, table: SharedTable, state: DeltaState) -> None:
         rest = self._rests.setdefault(table.path, Cooldown())
-        files = files_to_compact(state, self._settings.compact_after) if self._settings.compact_after and rest.is_over else []
+        files = (
+            files_to_compact(state, self._settings.compact_after)
+            if self._settings.compact_after and rest.is_over
+            else []
+        )
         if files:
             with rest.after(), suppress(Unsupported):  # OPTIMIZE is responsible for such a table
                 compact(table, state, files, self._executors)
@@ -314,7 +342,9 @@ class DeltaMaintenance:
         every, version = self._settings.checkpoint_after, state.version
         trimmer = self._trimmer(path, state)
         is_due = every and version - max(trimmer.checkpoint, self._left.get(path, -1)) >= every
-        if not is_due or application in state.restored:  # readers of the checkpoint would not know that the table was restored
+        if (
+            not is_due or application in state.restored
+        ):  # readers of the checkpoint would not know that the table was restored
             return
         try:
             write_checkpoint(path, state, trimmer.oldest_kept_ms(state, self._settings))
@@ -363,7 +393,11 @@ class DeltaMaintenance:
 def retained_hours(path: Path, keep_seconds: float) -> int | None:
     """The retention to pass to VACUUM, at least what the table requires; None: forever."""
     summary = load_summary(path)
-    seconds = math.inf if summary is None else max(keep_seconds, required_retention_seconds(summary.metadata.properties))
+    seconds = (
+        math.inf
+        if summary is None
+        else max(keep_seconds, required_retention_seconds(summary.metadata.properties))
+    )
     return math.ceil(seconds / 3600) if seconds < math.inf else None
 
 

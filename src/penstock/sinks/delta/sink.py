@@ -159,7 +159,9 @@ class DeltaSink(DeltaTargets, Sink):
             remove_half_made(path)
         with translated_errors(path, "creating"):
             properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
-            self._spark.sql(f"{verb} TABLE {definition(path, layout, {**properties, COPY: secrets.token_hex(8)})}")
+            self._spark.sql(
+                f"{verb} TABLE {definition(path, layout, {**properties, COPY: secrets.token_hex(8)})}"
+            )
         for leftover in leftovers:
             storage.delete(leftover)
         if self._original is not None:
@@ -170,16 +172,26 @@ class DeltaSink(DeltaTargets, Sink):
         return place
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         path = self.path(schema.name)
         target = self.load_target(schema.name)
-        if target is None or target.applied is not None or place.directory != str(path) or target.source_oid != schema.oid:
+        if (
+            target is None
+            or target.applied is not None
+            or place.directory != str(path)
+            or target.source_oid != schema.oid
+        ):
             return False
         layout = self._layout(schema)
         now = snapshot_place(path, layout, Position.ZERO)
         if now is None or now.schema != place.schema or target.mode is not layout.mode:
             return False
-        found = {entry.name: storage.size_bytes(entry) for entry in storage.list_paths(path, f"{place.prefix}-*.parquet")}
+        found = {
+            entry.name: storage.size_bytes(entry)
+            for entry in storage.list_paths(path, f"{place.prefix}-*.parquet")
+        }
         return all(found.get(file.name) == file.bytes for file in files if file.rows)
 
     @override
@@ -191,7 +203,9 @@ class DeltaSink(DeltaTargets, Sink):
         remove_attempts(path, files)
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         path, application = self.path(schema.name), self._application(schema.name)
         self._check_empty(schema.name)
         # An earlier attempt may have failed after this commit.
@@ -209,14 +223,18 @@ class DeltaSink(DeltaTargets, Sink):
         self._check_reached(schema.name, fence)
         remove_attempts(path, files)
 
-    def _repair(self, path: Path, application: str, layout: Layout, changed: ChangedRows, fence: Position) -> None:
+    def _repair(
+        self, path: Path, application: str, layout: Layout, changed: ChangedRows, fence: Position
+    ) -> None:
         for _ in range(ATTEMPTS):
             state, place = self._states.load(path), snapshot_place(path, layout, fence)
             if state is None or place is None:
                 break
             if DeltaCommit(path, application, layout, state, fence).repair(changed, place, self._executors):
                 return
-        raise SinkError(f"{path} does not exist, or other writers commit to it faster than it can be repaired")
+        raise SinkError(
+            f"{path} does not exist, or other writers commit to it faster than it can be repaired"
+        )
 
     @override
     def drop(self, table: TableName) -> None:
@@ -245,7 +263,9 @@ class DeltaSink(DeltaTargets, Sink):
                 hint="restart the pipeline to copy the table again",
             )
         with self._commit_lock(table):
-            DeltaSwap(self.path(table), shadow.path(table), self._application(table), mine, found).make(self._session_at, position)
+            DeltaSwap(self.path(table), shadow.path(table), self._application(table), mine, found).make(
+                self._session_at, position
+            )
         self._set_reached(table, None)
         self._check_reached(table, position)
 
@@ -262,13 +282,21 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._mode_of, original=self)
+        return DeltaSink(
+            self._spark,
+            self._root / SHADOWS / self._pipeline / copy,
+            self._pipeline,
+            self._mode_of,
+            original=self,
+        )
 
     @override
     def drop_shadows(self) -> None:
         shadows = self._root / SHADOWS / self._pipeline
         for log in storage.list_paths(shadows, "*/*/*/_delta_log"):
-            with suppress(PenstockError, OSError):  # an unreadable table fails elsewhere, and VACUUM removes remaining links
+            with suppress(
+                PenstockError, OSError
+            ):  # an unreadable table fails elsewhere, and VACUUM removes remaining links
                 remove_links(self._root / log.parent.relative_to(log.parents[2]), log.parent)
         storage.discard_tree(shadows)
 
@@ -289,7 +317,8 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def maintain(self, table: TableName) -> None:
         self._maintenance.run(
-            SharedTable(self.path(table), self._commit_lock(table), lambda: self._load_state(table)[0]), self._application(table)
+            SharedTable(self.path(table), self._commit_lock(table), lambda: self._load_state(table)[0]),
+            self._application(table),
         )
 
     def _commit_lock(self, table: TableName) -> threading.Lock:
@@ -301,7 +330,9 @@ class DeltaSink(DeltaTargets, Sink):
         row.
         """
         if load_applied(self.path(table), self._application(table)) is not None:
-            raise TableRewrittenError(f"{self.path(table)} was filled by another writer; the snapshot starts again")
+            raise TableRewrittenError(
+                f"{self.path(table)} was filled by another writer; the snapshot starts again"
+            )
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -314,16 +345,22 @@ class DeltaSink(DeltaTargets, Sink):
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
         return step_ends(slices, _ROWS_A_STEP, end)
 
-    def _apply_changes(self, target: Target, changes: TableChanges, schema: TableSchema | None, end: Position) -> None:
+    def _apply_changes(
+        self, target: Target, changes: TableChanges, schema: TableSchema | None, end: Position
+    ) -> None:
         for _ in range(ATTEMPTS):
             state, applied = self._load_state(target.table)
             reached = self._checked_position(target, applied)
             if reached >= end:
                 return
-            if self._apply_once(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
+            if self._apply_once(
+                target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end
+            ):
                 self._check_reached(target.table, end)
                 return
-        raise SinkError(f"other writers commit to {self.path(target.table)} faster than an epoch can be planned")
+        raise SinkError(
+            f"other writers commit to {self.path(target.table)} faster than an epoch can be planned"
+        )
 
     def _load_state(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
         return load_with_position(self._states, self.path(table), self._application(table))
@@ -341,7 +378,12 @@ class DeltaSink(DeltaTargets, Sink):
         return can_delete(state)
 
     def _apply_once(
-        self, target: Target, changes: TableChanges, schema: TableSchema | None, state: DeltaState | None, end: Position
+        self,
+        target: Target,
+        changes: TableChanges,
+        schema: TableSchema | None,
+        state: DeltaState | None,
+        end: Position,
     ) -> bool:
         """Plan and make one commit that brings the table to `end`. False: another writer committed first, and
         nothing was changed.
@@ -353,14 +395,18 @@ class DeltaSink(DeltaTargets, Sink):
                 raise Unsupported("its log has an unsupported format")
             if not is_unchanged(state.metadata, layout, target.source_oid):
                 raise SchemaChangedError(
-                    f"{path} has other columns, or another source table, than {target.table} had when the run began",
-                    hint=f"penstock tables resync {target.table}, or remove {path} and restart the pipeline to copy the table again",
+                    f"{path} has other columns, or another source table, than {target.table} had when the "
+                    "run began",
+                    hint=f"penstock tables resync {target.table}, or remove {path} and restart the "
+                    "pipeline to copy the table again",
                 )
             is_ours = self._plan_commit(target, changes, state, end).apply(self._executors)
             self._slow.pop(target.table, None)
             return is_ours
         except Unsupported as reason:
-            is_plain = changes.evolution is None and (schema is None or schema.column_names == tuple(target.schema.names))
+            is_plain = changes.evolution is None and (
+                schema is None or schema.column_names == tuple(target.schema.names)
+            )
             self._fall_back_to_merge(target.table, layout, reason, is_plain=is_plain)
         if schema is not None and changes.slices:
             self._merge(target, schema, changes.slices, end, None if state is None else state.version)
@@ -368,14 +414,22 @@ class DeltaSink(DeltaTargets, Sink):
             record_position(path, application, end)
         return True
 
-    def _plan_commit(self, target: Target, changes: TableChanges, state: DeltaState, end: Position) -> DeltaCommit:
-        path, application, evolution = self.path(target.table), self._application(target.table), changes.evolution
+    def _plan_commit(
+        self, target: Target, changes: TableChanges, state: DeltaState, end: Position
+    ) -> DeltaCommit:
+        path, application, evolution = (
+            self.path(target.table),
+            self._application(target.table),
+            changes.evolution,
+        )
         if evolution is None:
             layout = Layout(target.schema, target.key, target.mode)
             return DeltaCommit(path, application, layout, state, end, changes.slices, views=changes.views)
         layout = Layout(evolution.columns, evolution.key, target.mode)
         properties = table_properties(self._pipeline, layout, target.source_oid, evolution.origin)
-        evolved = evolve_state(state, evolution, target.mode, {name: properties[name] for name in (KEY, ORIGIN)})
+        evolved = evolve_state(
+            state, evolution, target.mode, {name: properties[name] for name in (KEY, ORIGIN)}
+        )
         return DeltaCommit(
             path,
             application,
@@ -388,22 +442,30 @@ class DeltaSink(DeltaTargets, Sink):
             fills=evolved.fills if evolved.is_rewritten else None,
         )
 
-    def _fall_back_to_merge(self, table: TableName, layout: Layout, reason: Unsupported, *, is_plain: bool = True) -> None:
+    def _fall_back_to_merge(
+        self, table: TableName, layout: Layout, reason: Unsupported, *, is_plain: bool = True
+    ) -> None:
         """Raise unless Spark's MERGE supports the epoch: a mirror with a key, and changes with exactly its
         columns. Otherwise warn that it is slow.
         """
         if layout.mode.adds_columns or not layout.key or not is_plain:
             raise SinkRefusedError(
                 f"{self.path(table)} cannot be written to: {reason}",
-                hint=f"remove that from the table, or remove {self.path(table)} and restart the pipeline to copy it again",
+                hint=f"remove that from the table, or remove {self.path(table)} and restart the pipeline "
+                "to copy it again",
             )
         warning = SlowTableError(
-            f"{self.path(table)} is written by MERGE, about {_MERGE_COST} times slower than by our own commits, because {reason}",
-            hint=f"drop the feature or property (ALTER TABLE … DROP FEATURE), or remove {self.path(table)} to copy the table again",
+            f"{self.path(table)} is written by MERGE, about {_MERGE_COST} times slower than by our own "
+            f"commits, because {reason}",
+            hint="drop the feature or property (ALTER TABLE … DROP FEATURE), "
+            f"or remove {self.path(table)} to copy the table again",
         )
         known = self._slow.get(table)
         if known is None or known.message != warning.message:
-            _log.warning("table is written by MERGE", extra={"table": str(table), "reason": str(reason), "times_slower": _MERGE_COST})
+            _log.warning(
+                "table is written by MERGE",
+                extra={"table": str(table), "reason": str(reason), "times_slower": _MERGE_COST},
+            )
         self._slow[table] = warning
 
     @override
@@ -411,7 +473,9 @@ class DeltaSink(DeltaTargets, Sink):
         return self._slow.get(table)
 
     @override
-    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+    def find_rejected(
+        self, target: Target, changes: TableChanges, end: Position
+    ) -> dict[tuple[int, int], str]:
         state, applied = self._load_state(target.table)
         slices, path = slices_after(changes.slices, applied or Position.ZERO), self.path(target.table)
         if state is None or not slices:
@@ -419,19 +483,34 @@ class DeltaSink(DeltaTargets, Sink):
         session = self._session_at(target.table, end)
         read = self._load_dataframe(session, target, changes.schemas[0], slices)
         with translated_errors(path, "finding changes rejected by"):
-            return find_rejected(session, str(path), target, read, counts=_counts(slices), metadata=state.metadata)
+            return find_rejected(
+                session, str(path), target, read, counts=_counts(slices), metadata=state.metadata
+            )
 
-    def _load_dataframe(self, session: SparkSession, target: Target, schema: TableSchema, slices: Sequence[FileSlice]) -> DataFrame:
+    def _load_dataframe(
+        self, session: SparkSession, target: Target, schema: TableSchema, slices: Sequence[FileSlice]
+    ) -> DataFrame:
         try:
             return load_changes(session, schema, slices)
         except AnalysisException as error:
-            raise SinkError(f"the spooled changes of {target.table} cannot be read: {first_line(error)}") from error
+            raise SinkError(
+                f"the spooled changes of {target.table} cannot be read: {first_line(error)}"
+            ) from error
 
-    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position, version: int | None) -> None:
+    def _merge(
+        self,
+        target: Target,
+        schema: TableSchema,
+        slices: Sequence[FileSlice],
+        end: Position,
+        version: int | None,
+    ) -> None:
         session, path, counts = self._session_at(target.table, end), self.path(target.table), _counts(slices)
         changes = self._load_dataframe(session, target, schema, slices)
         # A MERGE by key has the same result if some changes were already applied.
-        is_repeatable = not counts.unchanged and (counts.updates or counts.deletes or counts.moves or counts.truncates)
+        is_repeatable = not counts.unchanged and (
+            counts.updates or counts.deletes or counts.moves or counts.truncates
+        )
         if version is not None and not is_repeatable:
             changes = check_not_moved(changes, path, self._application(target.table), version)
         with translated_errors(path, "applying changes to"):

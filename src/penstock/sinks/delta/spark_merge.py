@@ -1,28 +1,33 @@
 """Apply epochs with Spark's MERGE to tables that use Delta features our own commits do not support.
 
-An epoch of inserts is an append, an epoch that empties the table is one overwrite, any other epoch is one MERGE. The session writes the
-position with each of these commits. This module also holds the reduction of an epoch's changes in Spark SQL, the only one besides `fold`.
+An epoch of inserts is an append, an epoch that empties the table is one overwrite, any other epoch is one
+MERGE. The session writes the position with each of these commits. This module also holds the reduction of an
+epoch's changes in Spark SQL, the only one besides `fold`.
 
 `collapse` reduces changes, ordered by `(_commit_version, _ordinal)`, to one row per key with these columns:
 
-- `value_<i>`: the new values. The table's own names do not appear, so they cannot conflict with the following ones;
+- `value_<i>`: the new values. The table's own names do not appear, so they cannot conflict with the following
+  ones;
 - `_exact`: their exact texts;
 - `_op`: `delete` or `upsert`;
 - `_there`: whether the target has the row before the epoch, under the key in the next columns;
-- `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see `may_be_text`);
+- `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see
+  `may_be_text`);
 - `_commit_version` and `_ordinal` of the last change;
 - `_kept`: names of the columns whose value in the target stays; null if there are none.
 
-`match` is the key itself, except where a key change leaves an unchanged TOAST value behind: only the row under the old key has that value,
-so that row is updated in place, with its key, instead of being deleted and inserted.
+`match` is the key itself, except where a key change leaves an unchanged TOAST value behind: only the row
+under the old key has that value, so that row is updated in place, with its key, instead of being deleted and
+inserted.
 
-For that, changes are grouped by *chain* instead of by key. A chain begins with an insert, or with a row of the target. An insert that is
-half of a key change with unchanged values continues the chain that the other half ends: the delete with the ordinal before it. A chain is
-identified by the position and ordinal of its first change. Within a chain an unchanged value is the last value that was sent; if none was,
-the target keeps its value.
+For that, changes are grouped by *chain* instead of by key. A chain begins with an insert, or with a row of
+the target. An insert that is half of a key change with unchanged values continues the chain that the other
+half ends: the delete with the ordinal before it. A chain is identified by the position and ordinal of its
+first change. Within a chain an unchanged value is the last value that was sent; if none was, the target keeps
+its value.
 
-MERGE stops at the first row that a constraint of the table rejects. `find_rejected` evaluates the constraints on the rows that MERGE would
-write, to find all rejected rows.
+MERGE stops at the first row that a constraint of the table rejects. `find_rejected` evaluates the constraints
+on the rows that MERGE would write, to find all rejected rows.
 """
 
 from __future__ import annotations
@@ -102,12 +107,14 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
         found = parse_error(str(error))
         if isinstance(found, SinkError):
             raise type(found)(
-                f"{doing} {path}: {found.message}", hint=f"remove {path} and restart the pipeline to copy the table again"
+                f"{doing} {path}: {found.message}",
+                hint=f"remove {path} and restart the pipeline to copy the table again",
             ) from error
         state, what = _find_refusal(error)
         if state.startswith(_ROW):
             hint = (
-                f"ALTER TABLE delta.`{path}` DROP CONSTRAINT …, or correct the row in the source; then penstock tables resync; "
+                f"ALTER TABLE delta.`{path}` DROP CONSTRAINT …, or correct the row in the source; "
+                "then penstock tables resync; "
                 "or set refused: dead_letters, which moves such rows to the dead-letter queue"
             )
             raise ValuesRefusedError(f"{doing} {path}: a row is rejected: {what}", hint=hint) from None
@@ -146,7 +153,9 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-_MISSING = text_literal(f"{TargetRewoundError.code}: a row that was copied or applied before is no longer in the target")
+_MISSING = text_literal(
+    f"{TargetRewoundError.code}: a row that was copied or applied before is no longer in the target"
+)
 
 
 VIEW = "penstock_changes"
@@ -171,12 +180,20 @@ def check_not_moved(changes: DataFrame, path: Path, application: str, version: i
 
 
 def merge_changes(
-    session: SparkSession, place: str, target: Target, changes: DataFrame, counts: ChangeCounts, *, may_append: bool = True
+    session: SparkSession,
+    place: str,
+    target: Target,
+    changes: DataFrame,
+    counts: ChangeCounts,
+    *,
+    may_append: bool = True,
 ) -> None:
     """Apply `changes` to the Delta table at `place`."""
     emptied = last_truncate(changes) if counts.truncates else None
     if emptied is not None:
-        rest = collapse(after(changes, emptied), target.schema, target.key, counts).where(f"{OP} <> '{DELETE}'")
+        rest = collapse(after(changes, emptied), target.schema, target.key, counts).where(
+            f"{OP} <> '{DELETE}'"
+        )
         values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
         rest.select(*values, EXACT).write.format("delta").mode("overwrite").save(place)
     elif may_append and not (counts.updates or counts.deletes or counts.moves):
@@ -186,7 +203,9 @@ def merge_changes(
         rows.write.format("delta").mode("append").save(place)
     else:
         collapse(changes, target.schema, target.key, counts).createOrReplaceTempView(VIEW)
-        session.sql(merge_statement(place, VIEW, target.schema, target.key, keeps=counts.unchanged > 0)).collect()
+        session.sql(
+            merge_statement(place, VIEW, target.schema, target.key, keeps=counts.unchanged > 0)
+        ).collect()
 
 
 def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool) -> str:
@@ -195,7 +214,10 @@ def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]
     """
     kept = {name for name in schema.names if keeps and name not in key}
     values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
-    updates = [f"t.{quoted(name)} = {_updated(name, value) if name in kept else value}" for name, value in values.items()]
+    updates = [
+        f"t.{quoted(name)} = {_updated(name, value) if name in kept else value}"
+        for name, value in values.items()
+    ]
     updates.append(f"t.{quoted(EXACT)} = {_exact(keeps)}")
     inserts = [_inserted(name, value) if name in kept else value for name, value in values.items()]
     names = ", ".join(quoted(name) for name in (*schema.names, EXACT))
@@ -210,14 +232,21 @@ def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]
     return " ".join(clauses)
 
 
-def merged_rows(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool, is_emptied: bool) -> str:
+def merged_rows(
+    place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool, is_emptied: bool
+) -> str:
     """Select the rows of `view` as that MERGE would write them, each with the position of its last change."""
     kept = {name for name in schema.names if keeps and name not in key}
     values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
-    columns = [f"{_updated(name, value) if name in kept else value} AS {quoted(name)}" for name, value in values.items()]
+    columns = [
+        f"{_updated(name, value) if name in kept else value} AS {quoted(name)}"
+        for name, value in values.items()
+    ]
     columns += [f"{_exact(keeps)} AS {quoted(EXACT)}", f"s.{COMMIT_VERSION}", f"s.{ORDINAL}"]
     met = "false" if is_emptied else _condition(schema, key)
-    return " ".join([f"SELECT {', '.join(columns)}", f"FROM {view} s", f"LEFT JOIN delta.{quoted(place)} t ON {met}"])
+    return " ".join(
+        [f"SELECT {', '.join(columns)}", f"FROM {view} s", f"LEFT JOIN delta.{quoted(place)} t ON {met}"]
+    )
 
 
 def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]) -> str:
@@ -239,7 +268,9 @@ def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[st
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
     """A key is null only if the type cannot hold it. Then the exact text must be equal."""
     if not key:
-        raise SinkRefusedError("cannot MERGE into a table without a key", hint="give the table a primary key, and resync it")
+        raise SinkRefusedError(
+            "cannot MERGE into a table without a key", hint="give the table a primary key, and resync it"
+        )
     parts = []
     for at, name in enumerate(key):
         if may_be_text(schema.field(name).type):
@@ -283,29 +314,56 @@ _BROKEN = "penstock_broken"
 
 def rules(metadata: Metadata) -> Mapping[str, str]:
     """The conditions that every row must meet, by name."""
-    checks = {name.removeprefix(CONSTRAINT): text for name, text in metadata.properties.items() if name.startswith(CONSTRAINT)}
-    present = {f"{field['name']} NOT NULL": f"{quoted(field['name'])} IS NOT NULL" for field in metadata.fields if not field["nullable"]}
+    checks = {
+        name.removeprefix(CONSTRAINT): text
+        for name, text in metadata.properties.items()
+        if name.startswith(CONSTRAINT)
+    }
+    present = {
+        f"{field['name']} NOT NULL": f"{quoted(field['name'])} IS NOT NULL"
+        for field in metadata.fields
+        if not field["nullable"]
+    }
     return {**checks, **present}
 
 
 def find_rejected(
-    session: SparkSession, place: str, target: Target, changes: DataFrame, *, counts: ChangeCounts, metadata: Metadata
+    session: SparkSession,
+    place: str,
+    target: Target,
+    changes: DataFrame,
+    *,
+    counts: ChangeCounts,
+    metadata: Metadata,
 ) -> Refused:
     """The changes that violate a rule. Writes nothing. Rules on columns that only the target has are not
     evaluated; such a table fails.
     """
     emptied = last_truncate(changes) if counts.truncates else None
     rest = changes if emptied is None else after(changes, emptied)
-    collapse(rest, target.schema, target.key, counts).where(f"{OP} <> '{DELETE}'").createOrReplaceTempView(VIEW)
-    rows = session.sql(merged_rows(place, VIEW, target.schema, target.key, keeps=counts.unchanged > 0, is_emptied=emptied is not None))
+    collapse(rest, target.schema, target.key, counts).where(f"{OP} <> '{DELETE}'").createOrReplaceTempView(
+        VIEW
+    )
+    rows = session.sql(
+        merged_rows(
+            place, VIEW, target.schema, target.key, keeps=counts.unchanged > 0, is_emptied=emptied is not None
+        )
+    )
     broken = [F.when(~F.coalesce(F.expr(text), F.lit(False)), name) for name, text in rules(metadata).items()]
     if not broken:
         return {}
     try:
-        found = rows.withColumn(_BROKEN, F.coalesce(*broken)).where(f"{_BROKEN} IS NOT NULL").select(COMMIT_VERSION, ORDINAL, _BROKEN)
+        found = (
+            rows.withColumn(_BROKEN, F.coalesce(*broken))
+            .where(f"{_BROKEN} IS NOT NULL")
+            .select(COMMIT_VERSION, ORDINAL, _BROKEN)
+        )
     except AnalysisException:
         return {}
-    return {(row[COMMIT_VERSION], row[ORDINAL]): f"violates the rule {row[_BROKEN]!r} of the target" for row in found.collect()}
+    return {
+        (row[COMMIT_VERSION], row[ORDINAL]): f"violates the rule {row[_BROKEN]!r} of the target"
+        for row in found.collect()
+    }
 
 
 # --- reduction of an epoch's changes ---
@@ -315,7 +373,9 @@ def may_be_text(arrow_type: pa.DataType) -> bool:
     """Whether a value may exceed its column's type, so that the column is null and `_exact` has the text.
     Keys then consist of both.
     """
-    return bool(pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type) or pa.types.is_nested(arrow_type))
+    return bool(
+        pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type) or pa.types.is_nested(arrow_type)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +419,9 @@ def collapse(changes: DataFrame, schema: pa.Schema, key: Sequence[str], counts: 
     `counts` may be too high, never too low. It only selects the cheapest way.
     """
     keys = [schema.names.index(name) for name in key]
-    shape = _Shape(schema.names, keys, frozenset(index for index in keys if may_be_text(schema.field(index).type)))
+    shape = _Shape(
+        schema.names, keys, frozenset(index for index in keys if may_be_text(schema.field(index).type))
+    )
     numbered = changes.select(
         *(F.col(quoted(name)).alias(value_column(index)) for index, name in enumerate(schema.names)),
         *(F.col(name) for name in (CHANGE_TYPE, COMMIT_VERSION, ORDINAL, UNCHANGED, EXACT)),
@@ -378,7 +440,11 @@ def _reduce_by_key(changes: DataFrame, shape: _Shape) -> DataFrame:
         _op(),
         F.lit(True).alias(THERE),
         *(F.col(value_column(index)).alias(match_column(at)) for at, index in enumerate(shape.keys)),
-        *(F.col(EXACT)[shape.names[index]].alias(match_text_column(at)) for at, index in enumerate(shape.keys) if index in shape.text_keys),
+        *(
+            F.col(EXACT)[shape.names[index]].alias(match_text_column(at))
+            for at, index in enumerate(shape.keys)
+            if index in shape.text_keys
+        ),
         F.lit(None).cast("array<string>").alias(KEPT),
     )
 
@@ -388,12 +454,16 @@ def _reduce_by_chain(changes: DataFrame, shape: _Shape, *, moves: bool) -> DataF
     order = F.struct(F.col(COMMIT_VERSION).alias("v"), F.col(ORDINAL).alias("o"))
     born = F.last(F.when(F.col(CHANGE_TYPE) == ChangeType.INSERT, order), ignorenulls=True).over(by_key)
     chained = changes.withColumn("chain", F.coalesce(born, F.first(order).over(by_key)))
-    chained = chained.withColumns({_CHAIN_VERSION: F.col("chain.v"), _CHAIN_ORDINAL: F.col("chain.o")}).drop("chain")
+    chained = chained.withColumns({_CHAIN_VERSION: F.col("chain.v"), _CHAIN_ORDINAL: F.col("chain.o")}).drop(
+        "chain"
+    )
     if moves:
         chained = _join_chains(chained)
 
     by_chain = Window.partitionBy(_CHAIN_VERSION, _CHAIN_ORDINAL).orderBy(COMMIT_VERSION, ORDINAL)
-    firsts = {match_column(at): F.first(value_column(index)).over(by_chain) for at, index in enumerate(shape.keys)}
+    firsts = {
+        match_column(at): F.first(value_column(index)).over(by_chain) for at, index in enumerate(shape.keys)
+    }
     for at, index in enumerate(shape.keys):
         if index in shape.text_keys:
             firsts[match_text_column(at)] = F.first(F.col(EXACT)[shape.names[index]]).over(by_chain)
@@ -410,14 +480,21 @@ def _reduce_by_chain(changes: DataFrame, shape: _Shape, *, moves: bool) -> DataF
 def _folded_row(last: DataFrame, shape: _Shape, matches: Sequence[str]) -> DataFrame:
     texts = {index: F.col(EXACT)[shape.names[index]] for index in shape.keys}
     texts |= {index: F.col(f"carried_{index}.x") for index in shape.others}
-    pairs = [F.when(text.isNotNull(), F.struct(F.lit(shape.names[index]).alias("k"), text.alias("v"))) for index, text in texts.items()]
+    pairs = [
+        F.when(text.isNotNull(), F.struct(F.lit(shape.names[index]).alias("k"), text.alias("v")))
+        for index, text in texts.items()
+    ]
     exact = F.map_from_entries(F.array_compact(F.array(*pairs)))
-    missing = [F.when(F.col(f"carried_{index}").isNull(), F.lit(shape.names[index])) for index in shape.others]
+    missing = [
+        F.when(F.col(f"carried_{index}").isNull(), F.lit(shape.names[index])) for index in shape.others
+    ]
     kept = F.array_compact(F.array(*missing).cast("array<string>"))
     is_upsert = F.col(CHANGE_TYPE) != ChangeType.DELETE
     return last.select(
         *(
-            F.col(value_column(index)) if index in shape.keys else F.col(f"carried_{index}.v").alias(value_column(index))
+            F.col(value_column(index))
+            if index in shape.keys
+            else F.col(f"carried_{index}.v").alias(value_column(index))
             for index in range(len(shape.names))
         ),
         F.when(F.size(exact) > 0, exact).alias(EXACT),
@@ -433,7 +510,9 @@ def _carried(index: int, name: str, by_chain: WindowSpec) -> Column:
     """The last value of a column that was sent, wrapped to distinguish null from none, with its exact
     text.
     """
-    travelled = ~F.coalesce(F.array_contains(UNCHANGED, name), F.lit(False)) & (F.col(CHANGE_TYPE) != ChangeType.DELETE)
+    travelled = ~F.coalesce(F.array_contains(UNCHANGED, name), F.lit(False)) & (
+        F.col(CHANGE_TYPE) != ChangeType.DELETE
+    )
     value = F.struct(F.col(value_column(index)).alias("v"), F.col(EXACT)[name].alias("x"))
     return F.last(F.when(travelled, value), ignorenulls=True).over(by_chain)
 
@@ -446,8 +525,12 @@ def _join_chains(chained: DataFrame) -> DataFrame:
     """
     moved = chained.where((F.col(CHANGE_TYPE) == ChangeType.INSERT) & F.col(UNCHANGED).isNotNull())
     ended = chained.where(F.col(CHANGE_TYPE) == ChangeType.DELETE)
-    halves = moved.select(F.col(COMMIT_VERSION).alias("v"), F.col(ORDINAL).alias("o"), (F.col(ORDINAL) - 1).alias("before"))
-    others = ended.select(F.col(COMMIT_VERSION).alias("v"), F.col(ORDINAL).alias("before"), _CHAIN_VERSION, _CHAIN_ORDINAL)
+    halves = moved.select(
+        F.col(COMMIT_VERSION).alias("v"), F.col(ORDINAL).alias("o"), (F.col(ORDINAL) - 1).alias("before")
+    )
+    others = ended.select(
+        F.col(COMMIT_VERSION).alias("v"), F.col(ORDINAL).alias("before"), _CHAIN_VERSION, _CHAIN_ORDINAL
+    )
     edges = halves.join(others, ["v", "before"]).select("v", "o", _CHAIN_VERSION, _CHAIN_ORDINAL).toArrow()
     if not edges.num_rows:
         return chained
@@ -455,7 +538,9 @@ def _join_chains(chained: DataFrame) -> DataFrame:
     roots = chained.sparkSession.createDataFrame(pa.table(dict(zip(names, _roots(edges), strict=True))))
     if edges.num_rows <= _BROADCAST_EDGES:
         roots = F.broadcast(roots)
-    is_child = (F.col(_CHAIN_VERSION) == F.col("child_version")) & (F.col(_CHAIN_ORDINAL) == F.col("child_ordinal"))
+    is_child = (F.col(_CHAIN_VERSION) == F.col("child_version")) & (
+        F.col(_CHAIN_ORDINAL) == F.col("child_ordinal")
+    )
     joined = chained.join(roots, is_child, "left").withColumns(
         {
             _CHAIN_VERSION: F.coalesce("root_version", _CHAIN_VERSION),
@@ -470,7 +555,10 @@ def _roots(edges: pa.Table) -> list[pa.Array]:
     version, ordinal, parent_version, parent_ordinal = (np.asarray(column) for column in edges.columns)
     count = len(version)
     lives = np.empty(2 * count, [("v", np.int64), ("o", np.int64)])
-    lives["v"], lives["o"] = np.concatenate([version, parent_version]), np.concatenate([ordinal, parent_ordinal])
+    lives["v"], lives["o"] = (
+        np.concatenate([version, parent_version]),
+        np.concatenate([ordinal, parent_ordinal]),
+    )
     known, numbers = np.unique(lives, return_inverse=True)
     before = np.arange(len(known))
     before[numbers[:count]] = numbers[count:]
@@ -488,10 +576,16 @@ def _op() -> Column:
     return F.when(F.col(CHANGE_TYPE) == ChangeType.DELETE, DELETE).otherwise(UPSERT).alias(OP)
 
 
-def replacements(session: SparkSession, columns: pa.Schema, key: Sequence[str], changed: ChangedRows) -> DataFrame:
+def replacements(
+    session: SparkSession, columns: pa.Schema, key: Sequence[str], changed: ChangedRows
+) -> DataFrame:
     """The rows to insert, and with `_there` the keys to delete."""
     struct = from_arrow_schema(row_schema(columns), prefer_timestamp_ntz=True)
     matches = [name for at in range(len(key)) for name in (match_column(at), match_text_column(at))]
     keys = session.read.parquet(changed.keys).select(*matches, F.lit(True).alias(THERE))
-    rows = session.read.schema(struct).parquet(*changed.rows) if changed.rows else session.createDataFrame([], struct)
+    rows = (
+        session.read.schema(struct).parquet(*changed.rows)
+        if changed.rows
+        else session.createDataFrame([], struct)
+    )
     return keys.unionByName(rows.withColumn(THERE, F.lit(False)), allowMissingColumns=True)

@@ -192,7 +192,11 @@ def load_state(path: Path, known: DeltaState | None = None) -> DeltaState | None
     """
     log = path / "_delta_log"
     try:
-        if known is not None and known.mark is not None and storage.file_version(commit_file(path, known.version)) == known.mark:
+        if (
+            known is not None
+            and known.mark is not None
+            and storage.file_version(commit_file(path, known.version)) == known.mark
+        ):
             return _apply_commits(path, known)
         begun = _load_start(log)
         return None if begun is None else _apply_commits(path, begun)
@@ -201,7 +205,9 @@ def load_state(path: Path, known: DeltaState | None = None) -> DeltaState | None
 
 
 def load_without_files(path: Path) -> DeltaState | None:
-    """Load the current state of the table at `path` without its files, which are most of the log of a large table."""
+    """Load the current state of the table at `path` without its files, which are most of the log of a large
+    table.
+    """
     try:
         start = _load_start(path / "_delta_log", with_files=False)
         return None if start is None else _apply_commits(path, start, with_files=False)
@@ -236,7 +242,9 @@ def is_restore(actions: Iterable[Mapping[str, Any]]) -> bool:
     return any(action.get("commitInfo", {}).get("operation") == _RESTORE for action in actions)
 
 
-def _apply_commits(path: Path, state: DeltaState, upto: int | None = None, *, with_files: bool = True) -> DeltaState:
+def _apply_commits(
+    path: Path, state: DeltaState, upto: int | None = None, *, with_files: bool = True
+) -> DeltaState:
     """The state after all existing commits, or up to a version.
 
     The version of a file is taken before it is read, so a file replaced in between is noticed by the next
@@ -271,7 +279,9 @@ def _load_start(log: Path, upto: int | None = None, *, with_files: bool = True) 
             raise Unsupported("its log has only checkpoints of an unsupported kind")
         return None
     if not parts and 0 not in commits:
-        raise Unsupported("the beginning of its log was removed, and its checkpoint is of an unsupported kind")
+        raise Unsupported(
+            "the beginning of its log was removed, and its checkpoint is of an unsupported kind"
+        )
     replay = _replay_checkpoint(log, parts, with_files=with_files)
     if not parts:
         version = 0
@@ -311,7 +321,11 @@ def checkpoint_parts(names: Iterable[str], upto: int | None = None) -> tuple[int
     for name in names:
         if match := _CHECKPOINT.fullmatch(name):
             found.setdefault((int(match[1]), int(match[3] or 0)), []).append(name)
-    whole = [key for key, files in found.items() if len(files) == (key[1] or 1) and (upto is None or key[0] <= upto)]
+    whole = [
+        key
+        for key, files in found.items()
+        if len(files) == (key[1] or 1) and (upto is None or key[0] <= upto)
+    ]
     return (max(whole)[0], sorted(found[max(whole)])) if whole else (-1, [])
 
 
@@ -331,14 +345,18 @@ def _rows(file: pq.ParquetFile, part: str) -> list[dict[str, Any]]:
     """All actions of one kind in a checkpoint, without statistics in other formats than JSON."""
     structs = file.read([part]).column(part).combine_chunks().drop_null()
     wanted = [child.name for child in structs.type if not child.name.endswith("_parsed")]
-    rows: list[dict[str, Any]] = pa.table({name: structs.field(name) for name in wanted}).to_pylist(maps_as_pydicts="strict")
+    rows: list[dict[str, Any]] = pa.table({name: structs.field(name) for name in wanted}).to_pylist(
+        maps_as_pydicts="strict"
+    )
     return rows
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row as JSON would have it: without nulls."""
     return {
-        name: _plain(value) if isinstance(value, dict) and name in _NESTED else value for name, value in row.items() if value is not None
+        name: _plain(value) if isinstance(value, dict) and name in _NESTED else value
+        for name, value in row.items()
+        if value is not None
     }
 
 
@@ -346,8 +364,19 @@ _NESTED = {"deletionVector", "format"}
 
 _READER_VERSIONS = range(1, 4)
 _WRITER_VERSIONS = range(1, 8)
-_SAFE = frozenset({"deletionVectors", "columnMapping", "timestampNtz", "vacuumProtocolCheck", "allowColumnDefaults", "domainMetadata"})
-_SAFE_UNUSED = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "identityColumns"})
+_SAFE = frozenset(
+    {
+        "deletionVectors",
+        "columnMapping",
+        "timestampNtz",
+        "vacuumProtocolCheck",
+        "allowColumnDefaults",
+        "domainMetadata",
+    }
+)
+_SAFE_UNUSED = frozenset(
+    {"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "identityColumns"}
+)
 _PROPERTIES = frozenset({"delta.appendOnly", "delta.enableChangeDataFeed", "delta.enableRowTracking"})
 _IMPLIED_READER = {2: ("columnMapping",)}
 _IMPLIED_WRITER = {
@@ -385,7 +414,10 @@ def check_writable(state: DeltaState) -> None:
 
 def joined_protocol(table: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
     """The protocol for a table that takes the files of another one: the features of both."""
-    features = {kind: [*dict.fromkeys((*_features(table, kind), *_features(other, kind)))] for kind in ("readerFeatures", "writerFeatures")}
+    features = {
+        kind: [*dict.fromkeys((*_features(table, kind), *_features(other, kind)))]
+        for kind in ("readerFeatures", "writerFeatures")
+    }
     if all(set(found) == set(_features(table, kind)) for kind, found in features.items()):
         return table
     if not set(features["writerFeatures"]) >= set(features["readerFeatures"]):
@@ -406,7 +438,10 @@ def _features(protocol: Mapping[str, Any], kind: str) -> list[str]:
 def can_delete(state: DeltaState) -> bool:
     """Whether rows may be removed from files by deletion vectors."""
     features = state.protocol.get("writerFeatures") or ()
-    return "deletionVectors" in features and state.metadata.properties.get("delta.enableDeletionVectors", "").lower() == "true"
+    return (
+        "deletionVectors" in features
+        and state.metadata.properties.get("delta.enableDeletionVectors", "").lower() == "true"
+    )
 
 
 def _metadata_names(found: Any) -> Iterator[str]:
@@ -446,20 +481,32 @@ _TYPES = {
 _NAMES = {arrow_type: name for name, arrow_type in _TYPES.items()}
 
 
-def type_document(arrow_type: pa.DataType, inner: Callable[[], dict[str, object]] = dict) -> str | dict[str, object]:
+def type_document(
+    arrow_type: pa.DataType, inner: Callable[[], dict[str, object]] = dict
+) -> str | dict[str, object]:
     """A type as the log writes it; `inner` returns the metadata of each nested column."""
     if arrow_type in _NAMES:
         return _NAMES[arrow_type]
     if pa.types.is_decimal128(arrow_type):
         return f"decimal({arrow_type.precision},{arrow_type.scale})"
     if pa.types.is_list(arrow_type):
-        return {"type": "array", "elementType": type_document(arrow_type.value_type, inner), "containsNull": True}
+        return {
+            "type": "array",
+            "elementType": type_document(arrow_type.value_type, inner),
+            "containsNull": True,
+        }
     if pa.types.is_map(arrow_type):
         key, value = type_document(arrow_type.key_type, inner), type_document(arrow_type.item_type, inner)
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     if pa.types.is_struct(arrow_type):
         fields = [
-            {"name": each.name, "type": type_document(each.type, inner), "nullable": True, "metadata": inner()} for each in arrow_type
+            {
+                "name": each.name,
+                "type": type_document(each.type, inner),
+                "nullable": True,
+                "metadata": inner(),
+            }
+            for each in arrow_type
         ]
         return {"type": "struct", "fields": fields}
     raise Unsupported(f"a column of type {arrow_type} cannot be added to it")
@@ -494,5 +541,7 @@ def _type(found: str | Mapping[str, Any], *, physical: bool) -> pa.DataType:
     elif found["type"] == "array":
         return pa.list_(_type(found["elementType"], physical=physical))
     elif found["type"] == "map":
-        return pa.map_(_type(found["keyType"], physical=physical), _type(found["valueType"], physical=physical))
+        return pa.map_(
+            _type(found["keyType"], physical=physical), _type(found["valueType"], physical=physical)
+        )
     raise Unsupported("it has a column of unsupported type")

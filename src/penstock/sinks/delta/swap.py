@@ -69,7 +69,10 @@ class DeltaSwap:
         try:
             self._swap(position)
         except Unsupported as reason:
-            _log.info("resynced table rewritten by Delta", extra={"table": str(self.mine.table), "reason": str(reason)})
+            _log.info(
+                "resynced table rewritten by Delta",
+                extra={"table": str(self.mine.table), "reason": str(reason)},
+            )
             self._rewrite(session_at, position)
 
     def _swap(self, position: Position) -> None:
@@ -80,7 +83,9 @@ class DeltaSwap:
             link_files(self.path, self.place)
             if commit(self.path, state.version + 1, plan_swap(self.application, state, shadow, position)):
                 return
-        raise SinkError(f"other writers commit to {self.path} faster than it can be replaced by the resynced copy")
+        raise SinkError(
+            f"other writers commit to {self.path} faster than it can be replaced by the resynced copy"
+        )
 
     def _rewrite(self, session_at: Callable[[TableName, Position], SparkSession], position: Position) -> None:
         """Let Delta write all rows again, into a table that our own commits do not support."""
@@ -102,7 +107,11 @@ class DeltaSwap:
         properties: dict[str, str] = {}
         if replace(other, applied=None, copy=None) != replace(mine, applied=None, copy=None):
             found = load_state(self.place)
-            properties = {} if found is None else {name: found.metadata.properties.get(name, "") for name in _DESCRIBED}
+            properties = (
+                {}
+                if found is None
+                else {name: found.metadata.properties.get(name, "") for name in _DESCRIBED}
+            )
         set_properties(self.path, session, {**properties, COPY: other.copy or ""})
         rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path))
 
@@ -141,7 +150,9 @@ def link_files(path: Path, place: Path) -> None:
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise Unsupported("the resynced copy is on another file system") from error
-        raise SinkError(f"cannot link the files of the resynced copy into {path}: {error.strerror}") from error
+        raise SinkError(
+            f"cannot link the files of the resynced copy into {path}: {error.strerror}"
+        ) from error
 
 
 def remove_links(path: Path, place: Path) -> None:
@@ -150,7 +161,9 @@ def remove_links(path: Path, place: Path) -> None:
     Deletion vector files are removed only if no data file is used, so that the swap cannot have happened: the
     log encodes their names.
     """
-    linked = [path / name for name in storage.list_files(place) if storage.is_link_of(path / name, place / name)]
+    linked = [
+        path / name for name in storage.list_files(place) if storage.is_link_of(path / name, place / name)
+    ]
     data = {file for file in linked if file.suffix == ".parquet"}
     if not linked:
         return
@@ -166,13 +179,17 @@ def remove_links(path: Path, place: Path) -> None:
             storage.delete(file)
 
 
-def plan_swap(application: str, state: DeltaState, shadow: DeltaState, position: Position) -> list[Mapping[str, Any]]:
+def plan_swap(
+    application: str, state: DeltaState, shadow: DeltaState, position: Position
+) -> list[Mapping[str, Any]]:
     """The actions of the commit after `state`. Raises `Unsupported` if only Delta can make it."""
     check_writable(state)
     check_writable(shadow)
     protocol = joined_protocol(state.protocol, shadow.protocol)
     metadata = _joined_metadata(state.metadata, shadow.metadata)
-    mine, others = ({(file.path, file.vector): file for file in each.files.values()} for each in (state, shadow))
+    mine, others = (
+        {(file.path, file.vector): file for file in each.files.values()} for each in (state, shadow)
+    )
     return [
         commit_info(RESYNC, {"position": str(position)}, adds_only=False),
         transaction(application, position),
@@ -194,7 +211,11 @@ def align_columns(place: Path, path: Path) -> None:
     except Unsupported:  # then Delta rewrites the rows and assigns names itself
         return
     aligned = None if shadow is None or table is None else aligned_metadata(shadow.metadata, table.metadata)
-    if shadow is not None and aligned is not None and not commit(place, shadow.version + 1, [{"metaData": aligned}]):
+    if (
+        shadow is not None
+        and aligned is not None
+        and not commit(place, shadow.version + 1, [{"metaData": aligned}])
+    ):
         raise SinkError(f"another process writes to {place}")
 
 
@@ -210,20 +231,32 @@ def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None
     for field in shadow.fields:
         same = known.get(field["name"])
         if same is not None and _plain_type(same["type"]) == _plain_type(field["type"]):
-            fields.append({**field, "type": same["type"], "metadata": {**field["metadata"], **_mapping(same)}})
+            fields.append(
+                {**field, "type": same["type"], "metadata": {**field["metadata"], **_mapping(same)}}
+            )
         else:
             fields.append(_renumbered(field, numbers))
     schema = json.dumps({"type": "struct", "fields": fields})
-    return {**shadow.action, "schemaString": schema, "configuration": {**shadow.properties, _MAX_ID: str(next(numbers) - 1)}}
+    return {
+        **shadow.action,
+        "schemaString": schema,
+        "configuration": {**shadow.properties, _MAX_ID: str(next(numbers) - 1)},
+    }
 
 
 def _joined_metadata(table: Metadata, shadow: Metadata) -> dict[str, Any]:
     """The shadow's columns, with the table's comments on columns of the same name, and the properties of
     both.
     """
-    comments = {field["name"]: field["metadata"]["comment"] for field in table.fields if "comment" in field.get("metadata", {})}
+    comments = {
+        field["name"]: field["metadata"]["comment"]
+        for field in table.fields
+        if "comment" in field.get("metadata", {})
+    }
     fields = [
-        {**field, "metadata": {"comment": comments[field["name"]], **field["metadata"]}} if field["name"] in comments else field
+        {**field, "metadata": {"comment": comments[field["name"]], **field["metadata"]}}
+        if field["name"] in comments
+        else field
         for field in shadow.fields
     ]
     ours = {name: shadow.properties[name] for name in _OURS if name in shadow.properties}
@@ -247,7 +280,9 @@ def _files(root: Path, files: Iterable[DataFile]) -> list[Path]:
 def _log_text(path: Path) -> bytes:
     """The text of all commits in the log."""
     log = path / "_delta_log"
-    return b"\n".join(storage.read(log / name) or b"" for name in storage.list_files(log) if name.endswith(".json"))
+    return b"\n".join(
+        storage.read(log / name) or b"" for name in storage.list_files(log) if name.endswith(".json")
+    )
 
 
 def _mapping(field: Mapping[str, Any]) -> dict[str, Any]:

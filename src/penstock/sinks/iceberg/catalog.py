@@ -56,7 +56,10 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
-_GONE = ("org.apache.iceberg.exceptions.NoSuchTableException", "org.apache.iceberg.exceptions.NoSuchNamespaceException")
+_GONE = (
+    "org.apache.iceberg.exceptions.NoSuchTableException",
+    "org.apache.iceberg.exceptions.NoSuchNamespaceException",
+)
 _STALE = ("org.apache.iceberg.exceptions.CommitFailedException",)
 
 
@@ -124,7 +127,9 @@ class LoadedTable:
         snapshot = self.base.currentSnapshot()
         while snapshot is not None:
             text, parent = snapshot.summary().get(POSITION), snapshot.parentId()
-            yield SnapshotMark(snapshot.snapshotId(), parent, None if text is None else Position.parse(str(text)))
+            yield SnapshotMark(
+                snapshot.snapshotId(), parent, None if text is None else Position.parse(str(text))
+            )
             snapshot = None if parent is None else self.base.snapshot(parent)
 
 
@@ -134,7 +139,8 @@ def local_path(location: str) -> Path:
         return Path("/" + location.removeprefix("file:").lstrip("/"))
     if not location.startswith("/"):
         raise SinkRefusedError(
-            f"the catalog places the table at {location}, but Penstock writes files only to mounted file systems",
+            f"the catalog places the table at {location}, but Penstock writes files only to mounted file "
+            "systems",
             hint="choose a catalog whose warehouse is a directory that all executors can access",
         )
     return Path(location)
@@ -181,7 +187,9 @@ class IcebergCatalog:
         except (Py4JJavaError, PySparkException) as error:
             if java_class(error) in _GONE:
                 return None
-            raise penstock_error(error, SinkError, f"the Iceberg table {'.'.join(identifier)} cannot be loaded") from error
+            raise penstock_error(
+                error, SinkError, f"the Iceberg table {'.'.join(identifier)} cannot be loaded"
+            ) from error
         base = table.operations().current()
         snapshot = base.currentSnapshot()
         # Read single values: iterating over a Java map takes several calls per entry.
@@ -199,7 +207,9 @@ class IcebergCatalog:
         try:
             schema = self.columns(base.schema(), mode)
         except ValueError as error:
-            return pa.schema([]), SinkRefusedError(f"the Iceberg table {name} was altered: {error}", hint="drop the table")
+            return pa.schema([]), SinkRefusedError(
+                f"the Iceberg table {name} was altered: {error}", hint="drop the table"
+            )
         if not base.spec().isPartitioned():
             return schema, None
         # An equality delete applies to its own partition only, so rows in other partitions would remain.
@@ -222,7 +232,10 @@ class IcebergCatalog:
         return {each["name"]: each["doc"] for each in document["fields"] if each.get("doc")}
 
     def java_type(self, arrow_type: pa.DataType) -> Any:
-        document = {"type": "struct", "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}]}
+        document = {
+            "type": "struct",
+            "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}],
+        }
         return self._iceberg.SchemaParser.fromJson(json.dumps(document)).findType(1)
 
     def literal(self, value: object) -> Any:
@@ -248,7 +261,9 @@ class IcebergCatalog:
             self._set_position(self._update(transaction, loaded, change), position)
             self._finish(loaded, transaction, change.properties, position)
 
-    def swap(self, loaded: LoadedTable, shadow: SwapContent, properties: Mapping[str, str], position: Position) -> None:
+    def swap(
+        self, loaded: LoadedTable, shadow: SwapContent, properties: Mapping[str, str], position: Position
+    ) -> None:
         """Replace all files by files linked into the table's directory. `TableMovedError` as with `commit`.
 
         Deletes apply only to rows of earlier snapshots, so this takes one snapshot per group, in one metadata
@@ -268,13 +283,21 @@ class IcebergCatalog:
     def _begin_as(self, loaded: LoadedTable, shadow: SwapContent) -> Any:
         """A transaction on the loaded table that also changes its columns."""
         last = max(int(loaded.base.lastColumnId()), shadow.last_column)
-        start = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(shadow.schema, last).build()
-        return self._iceberg.Transactions.replaceTableTransaction(loaded.location, loaded.java.operations(), start)
+        start = (
+            self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(shadow.schema, last).build()
+        )
+        return self._iceberg.Transactions.replaceTableTransaction(
+            loaded.location, loaded.java.operations(), start
+        )
 
     def set_columns(self, loaded: LoadedTable, schema: Any, last_column: int) -> None:
         """Give a table without rows other columns, with the ids that they have in `schema`."""
         with translated_errors(f"committing to {loaded.location}"):
-            made = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(schema, last_column).build()
+            made = (
+                self._iceberg.TableMetadata.buildFrom(loaded.base)
+                .setCurrentSchema(schema, last_column)
+                .build()
+            )
             loaded.java.operations().commit(loaded.base, made)
 
     def schema_document(self, java_schema: Any) -> dict[str, Any]:
@@ -287,7 +310,11 @@ class IcebergCatalog:
     def moved_file(self, loaded: LoadedTable, file: Any) -> Any:
         """A file of another table, linked into this one's directory, with the same statistics."""
         spec, name = loaded.java.spec(), str(file.location()).rpartition("/")[2]
-        builder = self._iceberg.DataFiles.builder(spec).copy(file) if str(file.content()) == "DATA" else self._copied_deletes(spec, file)
+        builder = (
+            self._iceberg.DataFiles.builder(spec).copy(file)
+            if str(file.content()) == "DATA"
+            else self._copied_deletes(spec, file)
+        )
         return builder.withPath(f"{loaded.location}/data/{name}").build()
 
     def _copied_deletes(self, spec: Any, file: Any) -> Any:
@@ -300,7 +327,9 @@ class IcebergCatalog:
         update.set(POSITION, str(position))
         update.commit()
 
-    def _finish(self, loaded: LoadedTable, transaction: Any, properties: Mapping[str, str], position: Position) -> None:
+    def _finish(
+        self, loaded: LoadedTable, transaction: Any, properties: Mapping[str, str], position: Position
+    ) -> None:
         snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
         update = transaction.updateProperties()
         for name, value in {**properties, **position_properties(position, snapshot)}.items():
@@ -326,13 +355,17 @@ class IcebergCatalog:
         """An executor that runs in the calling thread. Iceberg's own polls its threads every 10 ms, five
         times per commit.
         """
-        return self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
+        return (
+            self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
+        )
 
     def save_position(self, loaded: LoadedTable, position: Position) -> None:
         """Store the position of the current snapshot as a property, for the time after it expires."""
         with translated_errors(f"committing to {loaded.location}"):
             properties = loaded.java.updateProperties()
-            for name, value in position_properties(position, loaded.base.currentSnapshot().snapshotId()).items():
+            for name, value in position_properties(
+                position, loaded.base.currentSnapshot().snapshotId()
+            ).items():
                 properties.set(name, value)
             properties.commit()
 
@@ -350,7 +383,9 @@ class IcebergCatalog:
 
     def _overwrite(self, transaction: Any, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
         everything = self._iceberg.expressions.Expressions.alwaysTrue()
-        return self._filled(transaction.newOverwrite().overwriteByRowFilter(everything), "addFile", loaded, files)
+        return self._filled(
+            transaction.newOverwrite().overwriteByRowFilter(everything), "addFile", loaded, files
+        )
 
     def _filled(self, update: Any, method: str, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
         for each in files:
@@ -366,7 +401,13 @@ class IcebergCatalog:
         path = f"{loaded.location}/data/{file.name}"
         config = iceberg.MetricsConfig.forTable(loaded.java)
         metrics = iceberg.parquet.ParquetUtil.fileMetrics(loaded.java.io().newInputFile(path), config)
-        return builder.withPath(path).withFormat("PARQUET").withFileSizeInBytes(file.bytes).withMetrics(metrics).build()
+        return (
+            builder.withPath(path)
+            .withFormat("PARQUET")
+            .withFileSizeInBytes(file.bytes)
+            .withMetrics(metrics)
+            .build()
+        )
 
     def _ints(self, loaded: LoadedTable, columns: Sequence[str]) -> Any:
         return self._int_array(field_ids(loaded.schema, columns))
@@ -405,13 +446,21 @@ def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
 def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
     """Configure a Hadoop catalog in `warehouse`, unless the session has a catalog of this name."""
     prefix = f"spark.sql.catalog.{name}"
-    ours = {prefix: _CATALOG, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": str(warehouse), f"{prefix}.cache-enabled": "false"}
+    ours = {
+        prefix: _CATALOG,
+        f"{prefix}.type": "hadoop",
+        f"{prefix}.warehouse": str(warehouse),
+        f"{prefix}.cache-enabled": "false",
+    }
     if spark.conf.get(prefix, None) is None:
         for key, value in ours.items():
             spark.conf.set(key, value)
-    elif spark.conf.get(f"{prefix}.type", None) == "hadoop" and spark.conf.get(f"{prefix}.warehouse", None) != str(warehouse):
+    elif spark.conf.get(f"{prefix}.type", None) == "hadoop" and spark.conf.get(
+        f"{prefix}.warehouse", None
+    ) != str(warehouse):
         raise ConfigError(
-            f"the catalog {name} of this Spark session has another location than {warehouse}", hint="choose another sink.iceberg.catalog"
+            f"the catalog {name} of this Spark session has another location than {warehouse}",
+            hint="choose another sink.iceberg.catalog",
         )
 
 
@@ -431,7 +480,9 @@ def java_class(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    lines = [line for line in str(getattr(error, "java_exception", None) or error).splitlines() if line.strip()]
+    lines = [
+        line for line in str(getattr(error, "java_exception", None) or error).splitlines() if line.strip()
+    ]
     return lines[0] if lines else type(error).__name__
 
 
@@ -464,8 +515,13 @@ class FormerColumns:
 
 def former_columns(evolution: Evolution, format_version: int) -> FormerColumns:
     fills = {each.name: each.fill for each in evolution.added if each.fill.is_valid}
-    names, added = {new: old for old, new in evolution.renamed.items()}, frozenset(each.name for each in evolution.added)
-    return FormerColumns(names, added, fills, not all(_can_store_default(fill, format_version) for fill in fills.values()))
+    names, added = (
+        {new: old for old, new in evolution.renamed.items()},
+        frozenset(each.name for each in evolution.added),
+    )
+    return FormerColumns(
+        names, added, fills, not all(_can_store_default(fill, format_version) for fill in fills.values())
+    )
 
 
 def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
@@ -475,7 +531,9 @@ def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
     return bool(is_plain and fill.is_valid and format_version >= _SAYS_DEFAULTS)
 
 
-def evolve_table(catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode) -> LoadedTable:
+def evolve_table(
+    catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode
+) -> LoadedTable:
     """The table with changed columns, uncommitted. `SinkError` or `ValueError` if it cannot have them."""
     with translated_errors(f"altering {loaded.location}"):
         transaction = catalog.begin(loaded)
@@ -490,9 +548,15 @@ def evolve_table(catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolut
         update = transaction.updateSchema()
         following = next((each for each in loaded.schema.names if each in mode.added_names), None)
         for added in evolution.added:
-            literal = catalog.literal(added.fill.as_py()) if _can_store_default(added.fill, loaded.format_version) else None
+            literal = (
+                catalog.literal(added.fill.as_py())
+                if _can_store_default(added.fill, loaded.format_version)
+                else None
+            )
             update.addColumn(None, added.name, catalog.java_type(added.arrow_type), None, literal)
             if following is not None:
                 update.moveBefore(added.name, stored_name(following, mode))
         update.commit()
-        return replace(loaded, transaction=transaction, schema=catalog.columns(transaction.table().schema(), mode))
+        return replace(
+            loaded, transaction=transaction, schema=catalog.columns(transaction.table().schema(), mode)
+        )

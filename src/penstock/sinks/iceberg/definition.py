@@ -1,4 +1,6 @@
-"""Create Iceberg tables, with their columns and properties, and check that an existing table accepts the changes."""
+"""Create Iceberg tables, with their columns and properties, and check that an existing table accepts the
+changes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class IcebergPlace:
 
 
 def layout_of(schema: TableSchema, mode: Mode) -> Layout:
-    return Layout(pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns]), schema.key, mode)
+    return Layout(
+        pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns]), schema.key, mode
+    )
 
 
 def target_layout(target: Target) -> Layout:
@@ -44,12 +48,16 @@ def target_layout(target: Target) -> Layout:
 
 def definition(layout: Layout, properties: Mapping[str, str]) -> str:
     """The rest of a CREATE TABLE statement after the name."""
-    columns = [f"{quoted(stored_name(field.name, layout.mode))} {sql_type(field.type)}" for field in layout.schema]
+    columns = [
+        f"{quoted(stored_name(field.name, layout.mode))} {sql_type(field.type)}" for field in layout.schema
+    ]
     listed = [f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items()]
     return f"({', '.join(columns)}) USING iceberg TBLPROPERTIES ({', '.join(listed)})"
 
 
-def table_properties(place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]) -> dict[str, str]:
+def table_properties(
+    place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]
+) -> dict[str, str]:
     """`former`: the table that is replaced. Its format version may be higher, and is never lowered."""
     version = place.format_version if former is None else max(place.format_version, former.format_version)
     return {
@@ -86,10 +94,16 @@ def _plain(value: object) -> str | int | bool | None:
 
 def check_unchanged(target: Target, found: Target, place: str) -> None:
     """Raise if another run has followed a schema change that this run does not know."""
-    if (target.schema, target.key, target.source_oid, target.mode) != (found.schema, found.key, found.source_oid, found.mode):
+    if (target.schema, target.key, target.source_oid, target.mode) != (
+        found.schema,
+        found.key,
+        found.source_oid,
+        found.mode,
+    ):
         raise SchemaChangedError(
             f"{place} has other columns, or another source table, than {target.table} had when the run began",
-            hint=f"penstock tables resync {target.table}, or drop {place} and restart the pipeline to copy the table again",
+            hint=f"penstock tables resync {target.table}, or drop {place} and restart the pipeline to copy "
+            "the table again",
         )
 
 
@@ -101,7 +115,8 @@ def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
     if lacking:
         raise SchemaChangedError(
             f"{place} no longer has the column {lacking[0]}",
-            hint=f"restore the name of the column, or drop {place} and restart the pipeline to copy the table again",
+            hint=f"restore the name of the column, or drop {place} and restart the pipeline to copy the "
+            "table again",
         )
 
 
@@ -110,12 +125,22 @@ def check_adoptable(loaded: LoadedTable, layout: Layout, place: str) -> None:
     must not lose a column.
     """
     if loaded.problem is not None:
-        raise TargetForeignError(f"{place} cannot be adopted: {loaded.problem.message}", hint="set existing: replace")
-    wanted = {name: stored_type(field.type) for field in layout.schema for name in (field.name, stored_name(field.name, layout.mode))}
+        raise TargetForeignError(
+            f"{place} cannot be adopted: {loaded.problem.message}", hint="set existing: replace"
+        )
+    wanted = {
+        name: stored_type(field.type)
+        for field in layout.schema
+        for name in (field.name, stored_name(field.name, layout.mode))
+    }
     for present in loaded.schema:
         if wanted.get(present.name) != present.type:
             known = wanted.get(present.name)
-            why = "is not a column of the source" if known is None else f"is {present.type}, and would become {known}"
+            why = (
+                "is not a column of the source"
+                if known is None
+                else f"is {present.type}, and would become {known}"
+            )
             raise TargetForeignError(
                 f"{place} cannot be adopted: its column {present.name!r} {why}",
                 hint="alter the column there, or set existing: replace",

@@ -50,13 +50,25 @@ class EpochWriter:
 
     def write(self, target: EpochTarget, changes: TableChanges) -> TableChange:
         """Write the files for `changes`, and return what to commit."""
-        task = EpochTask(tuple(changes.slices), target.layout, target.place, "", named_columns(target.layout), views=changes.views)
+        task = EpochTask(
+            tuple(changes.slices),
+            target.layout,
+            target.place,
+            "",
+            named_columns(target.layout),
+            views=changes.views,
+        )
         if target.layout.mode.adds_only(changes.counts):
             shares = share_files(task.slices, changes.counts, self._executors.parallelism)
             tasks = [replace(task, slices=share, adds_only=True) for share in shares]
             return _change(self._executors.run(write_epoch, tasks, light=are_light(task.slices)), ())
         looks_up = target.layout.mode.keeps_past_rows or source_column(changes.views.values()) is not None
-        return self._run_tasks(target, task, plan_parts(task.slices, changes.counts, looks_up=looks_up, at_once=True), self._write)
+        return self._run_tasks(
+            target,
+            task,
+            plan_parts(task.slices, changes.counts, looks_up=looks_up, at_once=True),
+            self._write,
+        )
 
     def _write(self, tasks: Sequence[EpochTask]) -> list[EpochFiles]:
         # The number of looked-up rows has no limit.
@@ -67,7 +79,10 @@ class EpochWriter:
         """Write the files for a snapshot repair, which replaces rows by key in every mode."""
         task = EpochTask((), target.layout, target.place, "", target.layout.key)
         return self._run_tasks(
-            target, task, [None], lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks])
+            target,
+            task,
+            [None],
+            lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks]),
         )
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
@@ -87,7 +102,9 @@ class EpochWriter:
         (made,) = self._executors.run(merge_files, [MergeTask(files, place)])
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
-    def _run_tasks(self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run) -> TableChange:
+    def _run_tasks(
+        self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run
+    ) -> TableChange:
         storage.ensure_directory(self._scratch)
         scratch = self._scratch / uuid4().hex
         try:
@@ -97,7 +114,11 @@ class EpochWriter:
             while tasks:
                 found = run(tasks)
                 done += [each for each in found if each.wanted is None]
-                lacking = [(each, files.wanted) for each, files in zip(tasks, found, strict=True) if files.wanted is not None]
+                lacking = [
+                    (each, files.wanted)
+                    for each, files in zip(tasks, found, strict=True)
+                    if files.wanted is not None
+                ]
                 if len(parts) > 1 and not all(wanted.is_old for _, wanted in lacking):
                     # A delete may also match rows that another part deletes. One task then does the whole
                     # epoch.
@@ -109,7 +130,9 @@ class EpochWriter:
         finally:
             storage.discard_tree(scratch)
 
-    def _look_up(self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, RowRequest]], scratch: Path) -> list[EpochTask]:
+    def _look_up(
+        self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, RowRequest]], scratch: Path
+    ) -> list[EpochTask]:
         """The tasks, each with the rows that it requested and no others."""
         if not lacking:
             return []
@@ -118,7 +141,9 @@ class EpochWriter:
             stored = self._reader.fetch(target, [wanted], scratch / uuid4().hex)
             return replace(task, old=(*task.old, stored)) if wanted.is_old else replace(task, alike=stored)
 
-        with ThreadPoolExecutor(min(len(lacking), self._executors.parallelism), thread_name_prefix="penstock-fetch") as threads:
+        with ThreadPoolExecutor(
+            min(len(lacking), self._executors.parallelism), thread_name_prefix="penstock-fetch"
+        ) as threads:
             return list(threads.map(supply, *zip(*lacking, strict=True)))
 
 

@@ -93,7 +93,9 @@ class StoredFiles:
                 for number in range(file.num_row_groups):
                     group = file.metadata.row_group(number)
                     size = group.total_byte_size / max(group.num_rows, 1)
-                    groups.append(RowGroup(group.num_rows, size, partial(self._load, path, number, layout.schema)))
+                    groups.append(
+                        RowGroup(group.num_rows, size, partial(self._load, path, number, layout.schema))
+                    )
         return StoredRows.load(groups, layout.schema, known_columns(layout, asked))
 
     def _load(self, path: str, number: int, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
@@ -160,14 +162,22 @@ def write_epoch(task: EpochTask) -> EpochFiles:
     """Reduce one part of an epoch and write its files, on an executor."""
     names = task.layout.schema.names
     if task.adds_only:
-        return EpochFiles(rows=_write((rows.select(names) for rows in read_groups(task.slices, task.layout, task.views)), task, "rows"))
+        return EpochFiles(
+            rows=_write(
+                (rows.select(names) for rows in read_groups(task.slices, task.layout, task.views)),
+                task,
+                "rows",
+            )
+        )
     lookup = _Lookup(task)
     try:
         changes = read_slices(task.slices, task.layout, task.part, task.views)
         spelled = expand_source_truncates(changes, task.layout, source_column(task.views.values()), lookup)
         outcome = fold(spelled, task.layout, lookup)
     except _RowsNeededError as wanted:
-        return EpochFiles(wanted=_request_rows(wanted.keys, task, _asked(wanted.keys, task.layout), is_old=True))
+        return EpochFiles(
+            wanted=_request_rows(wanted.keys, task, _asked(wanted.keys, task.layout), is_old=True)
+        )
     return write_outcome(outcome, task)
 
 
@@ -185,11 +195,15 @@ def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
         emptied = not columns
     deletes = deleted.select(columns) if deleted.num_rows and columns else None
     return EpochFiles(
-        emptied, _write(rows.slices(), task, "rows"), None if deletes is None else _write([_distinct(deletes)], task, "deletes")
+        emptied,
+        _write(rows.slices(), task, "rows"),
+        None if deletes is None else _write([_distinct(deletes)], task, "deletes"),
     )
 
 
-def rows_to_keep(deleted: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]) -> StoredRows:
+def rows_to_keep(
+    deleted: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]
+) -> StoredRows:
     """The rows of `stored` that deletes by `columns` would match, except those in `deleted` by `names`."""
     bare, found = key_codes([deleted.select(columns), stored.known.select(columns)], columns)
     touched = np.isin(found, bare) if columns else np.ones(stored.known.num_rows, np.bool_)
@@ -245,7 +259,9 @@ def _asked(keys: pa.Table | None, layout: Layout) -> tuple[str, ...]:
     return () if keys is None else tuple(name for name in layout.columns.names if name in keys.column_names)
 
 
-def _request_rows(keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_old: bool) -> RowRequest:
+def _request_rows(
+    keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_old: bool
+) -> RowRequest:
     columns = delete_columns(task.place.schema, names)
     if keys is None or not columns:
         return RowRequest((), None, is_old)
@@ -253,7 +269,9 @@ def _request_rows(keys: pa.Table | None, task: EpochTask, names: Sequence[str], 
         keys = keys.filter(_any_null(keys, columns))
     storage.ensure_directory(Path(task.scratch))
     path = Path(task.scratch) / f"keys-{secrets.token_hex(8)}.parquet"
-    values = fitted(_distinct(keys.select(columns)), pa.schema([task.place.schema.field(name) for name in columns]))
+    values = fitted(
+        _distinct(keys.select(columns)), pa.schema([task.place.schema.field(name) for name in columns])
+    )
     with storage.open_new(path) as file:
         pq.write_table(values.rename_columns([f"k_{at}" for at in range(len(columns))]), file)
     return RowRequest(columns, str(path), is_old)
@@ -297,7 +315,9 @@ def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFil
 
 
 def _fitted(table: pa.Table, task: EpochTask) -> pa.Table:
-    return fitted(table, pa.schema([field for field in task.place.schema if field.name in table.column_names]))
+    return fitted(
+        table, pa.schema([field for field in task.place.schema if field.name in table.column_names])
+    )
 
 
 # --- snapshot repairs ---------------------------------------------------------------------------------------
@@ -317,12 +337,17 @@ def write_repair(repair: RepairTask) -> EpochFiles:
     keys = _read(sorted(map(str, storage.list_paths(Path(changed.keys), "*.parquet"))))
     deleted = pa.table(
         [
-            *(keys.column(match_column(at)).cast(layout.columns.field(name).type) for at, name in enumerate(layout.key)),
+            *(
+                keys.column(match_column(at)).cast(layout.columns.field(name).type)
+                for at, name in enumerate(layout.key)
+            ),
             _exact_keys([keys.column(match_text_column(at)) for at in range(len(layout.key))], layout.key),
         ],
         names=[*layout.key, EXACT],
     )
-    return write_outcome(Outcome(False, deleted, NewRows(layout.schema, tuple(_repaired(repair)))), repair.task)
+    return write_outcome(
+        Outcome(False, deleted, NewRows(layout.schema, tuple(_repaired(repair)))), repair.task
+    )
 
 
 def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray[np.int64]], pa.Table]]]:
@@ -331,16 +356,25 @@ def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray
 
     def load(path: str, number: int, at: npt.NDArray[np.int64]) -> pa.Table:
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-            rows = file.read_row_group(number).rename_columns([*layout.columns.names, EXACT]).slice(int(at[0]), len(at))
+            rows = (
+                file.read_row_group(number)
+                .rename_columns([*layout.columns.names, EXACT])
+                .slice(int(at[0]), len(at))
+            )
         for name, value in repair.task.place.values:
-            rows = rows.append_column(name, pa.repeat(pa.scalar(value).cast(layout.schema.field(name).type), rows.num_rows))
+            rows = rows.append_column(
+                name, pa.repeat(pa.scalar(value).cast(layout.schema.field(name).type), rows.num_rows)
+            )
         return fitted(rows, layout.schema)
 
     for path in repair.changed.rows:
         with pq.ParquetFile(path) as file:
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
-                yield np.full(group.num_rows, group.total_byte_size / max(group.num_rows, 1)), partial(load, path, number)
+                yield (
+                    np.full(group.num_rows, group.total_byte_size / max(group.num_rows, 1)),
+                    partial(load, path, number),
+                )
 
 
 def _read(files: Sequence[str]) -> pa.Table:
@@ -351,11 +385,14 @@ def _exact_keys(texts: Sequence[pa.ChunkedArray], names: Sequence[str]) -> pa.Ar
     if all(column.null_count == len(column) for column in texts):
         return pa.nulls(len(texts[0]), EXACT_TYPE)
     rows = zip(*(column.to_pylist() for column in texts), strict=True)
-    found = [[(name, text) for name, text in zip(names, row, strict=True) if text is not None] or None for row in rows]
+    found = [
+        [(name, text) for name, text in zip(names, row, strict=True) if text is not None] or None
+        for row in rows
+    ]
     return pa.array(found, EXACT_TYPE)
 
 
-# --- rewriting existing files ------------------------------------------------------------------------------------------------
+# --- rewriting existing files -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +409,12 @@ def rewrite_file(task: RewriteTask) -> SnapshotFile:
     """Rewrite one file, on an executor."""
     place = replace(task.place, prefix=f"{task.place.prefix}-anew")
     with pq.ParquetFile(task.file, coerce_int96_timestamp_unit="us") as file:
-        tables = (pa.Table.from_batches([batch]).rename_columns(place.schema.names) for batch in file.iter_batches())
-        rows = (batch for table in tables for batch in filled(fitted(table, place.schema), task.fills).to_batches())
+        tables = (
+            pa.Table.from_batches([batch]).rename_columns(place.schema.names) for batch in file.iter_batches()
+        )
+        rows = (
+            batch
+            for table in tables
+            for batch in filled(fitted(table, place.schema), task.fills).to_batches()
+        )
         return write_batches(rows, place, 0)

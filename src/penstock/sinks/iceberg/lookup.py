@@ -80,13 +80,17 @@ def find_rows(task: FindTask) -> FoundFile:
     keys = pa.concat_tables([pq.read_table(file) for file in task.keys]).rename_columns(list(task.columns))
     finder = _Finder(task, keys)
     try:
-        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-find") as threads:
+        with ThreadPoolExecutor(
+            min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-find"
+        ) as threads:
             found = list(threads.map(finder.find, task.files))
     except _NotNumberedError:
         return FoundFile(None, is_known=False)
     groups = [group for each in found for group in each]
     rows = pa.concat_tables([finder.known.empty_table(), *(group.rows for group in groups)])
-    sequences = np.repeat([group.file.sequence for group in groups], [group.at.size for group in groups]).astype(np.int64)
+    sequences = np.repeat(
+        [group.file.sequence for group in groups], [group.at.size for group in groups]
+    ).astype(np.int64)
     there = _is_there(rows, sequences, task.deletes)
     if task.is_current:
         there &= bools_of(rows.column(CURRENT))
@@ -121,7 +125,9 @@ class _FoundGroup:
     rows: pa.Table
 
 
-def read_all(files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
+def read_all(
+    files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.Schema, limit_bytes: int
+) -> pa.Table | None:
     """Every row of `files` that no delete matches. None: they exceed the limit, or a file lacks field ids."""
     if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
         return None
@@ -135,7 +141,11 @@ def read_all(files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.
                 size += rows.nbytes
                 if size > limit_bytes:
                     return None
-                found.append(take(rows, np.flatnonzero(_is_there(rows, np.full(rows.num_rows, held.sequence), deletes))))
+                found.append(
+                    take(
+                        rows, np.flatnonzero(_is_there(rows, np.full(rows.num_rows, held.sequence), deletes))
+                    )
+                )
     return pa.concat_tables(found)
 
 
@@ -146,9 +156,14 @@ class _Finder:
         self._task = task
         self._keys = keys
         self._columns = pa.schema([task.schema.field(name) for name in task.columns])
-        numbers = {*field_ids(task.schema, task.columns), *(number for file in task.deletes for number in file.columns)}
+        numbers = {
+            *field_ids(task.schema, task.columns),
+            *(number for file in task.deletes for number in file.columns),
+        }
         wanted = {
-            name for name in task.schema.names if field_ids(task.schema, [name])[0] in numbers or (task.is_current and name == CURRENT)
+            name
+            for name in task.schema.names
+            if field_ids(task.schema, [name])[0] in numbers or (task.is_current and name == CURRENT)
         }
         self.known = pa.schema([field for field in task.schema if field.name in wanted])
         self._sets = {name: keys.column(name).combine_chunks().unique() for name in task.columns}
@@ -162,7 +177,9 @@ class _Finder:
             names = {number: file.schema_arrow.names[at] for number, at in known.items()}
             for group in range(file.num_row_groups):
                 if self._may_be_in(file.metadata.row_group(group), names):
-                    read = [names[number] for number in field_ids(self.known, self.known.names) if number in names]
+                    read = [
+                        names[number] for number in field_ids(self.known, self.known.names) if number in names
+                    ]
                     rows = by_number(file.read_row_group(group, read or None), self.known)
                     at = self._match(rows.select(self._task.columns))
                     if at.size:
@@ -172,15 +189,30 @@ class _Finder:
     def _may_be_in(self, group: pq.RowGroupMetaData, names: dict[int, str]) -> bool:
         """By the file's own statistics of integers. A name with a dot may be that of a nested column."""
         numbers = field_ids(self._columns, self._task.columns)
-        wanted = {names.get(number, "."): self._sets[name] for number, name in zip(numbers, self._task.columns, strict=True)}
-        wanted = {name: values for name, values in wanted.items() if "." not in name and pa.types.is_integer(values.type)}
+        wanted = {
+            names.get(number, "."): self._sets[name]
+            for number, name in zip(numbers, self._task.columns, strict=True)
+        }
+        wanted = {
+            name: values
+            for name, values in wanted.items()
+            if "." not in name and pa.types.is_integer(values.type)
+        }
         for at in range(group.num_columns if wanted else 0):
             column = group.column(at)
             values = wanted.get(column.path_in_schema)
             stats = column.statistics
-            if values is None or values.null_count or stats is None or not stats.has_min_max or type(stats.min) is not int:
+            if (
+                values is None
+                or values.null_count
+                or stats is None
+                or not stats.has_min_max
+                or type(stats.min) is not int
+            ):
                 continue
-            if not pc.any(pc.and_(pc.greater_equal(values, stats.min), pc.less_equal(values, stats.max))).as_py():
+            if not pc.any(
+                pc.and_(pc.greater_equal(values, stats.min), pc.less_equal(values, stats.max))
+            ).as_py():
                 return False
         return True
 
@@ -202,7 +234,9 @@ def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[LakeFile]) -
     there = np.ones(rows.num_rows, np.bool_)
     if not rows.num_rows:
         return there
-    later = sorted((file for file in deletes if file.sequence > sequences.min()), key=lambda file: file.columns)
+    later = sorted(
+        (file for file in deletes if file.sequence > sequences.min()), key=lambda file: file.columns
+    )
     for columns, files in groupby(later, lambda file: file.columns):
         last = _last_deletes(rows, list(files), columns)
         there &= sequences >= last
@@ -211,7 +245,9 @@ def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[LakeFile]) -
 
 def _last_deletes(rows: pa.Table, files: Sequence[LakeFile], columns: Sequence[int]) -> Numbers:
     """For each row, the sequence number of the last delete that matches it; -1: none."""
-    names = [name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]]
+    names = [
+        name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]
+    ]
     found = np.full(rows.num_rows, -1, np.int64)
     for deletes, sequences in _read_deletes(files, pa.schema([rows.schema.field(name) for name in names])):
         own, gone = key_codes([rows.select(names), deletes], names)
@@ -240,4 +276,6 @@ def _read_deletes(files: Sequence[LakeFile], schema: pa.Schema) -> Iterator[tupl
 
 
 def _joined(tables: Sequence[pa.Table], sequences: Sequence[int]) -> tuple[pa.Table, Numbers]:
-    return pa.concat_tables(tables), np.repeat(sequences, [table.num_rows for table in tables]).astype(np.int64)
+    return pa.concat_tables(tables), np.repeat(sequences, [table.num_rows for table in tables]).astype(
+        np.int64
+    )

@@ -76,7 +76,12 @@ def owns_directory(table: LoadedTable) -> bool:
 
 def find_files(table: LoadedTable, before: float) -> FoundFiles:
     """Files of epochs in the table's own directory that were last modified before that time."""
-    found = {path.name: path for pattern in _FILES for path in storage.list_paths(table.directory, pattern) if _written(path) < before}
+    found = {
+        path.name: path
+        for pattern in _FILES
+        for path in storage.list_paths(table.directory, pattern)
+        if _written(path) < before
+    }
     table.java.refresh()  # afterwards, so that newer files are not among those found
     return FoundFiles(found, _snapshot(table))
 
@@ -104,7 +109,9 @@ Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
 """Merges these files of a table into one `DataFile` (Java); None if that is not possible."""
 
 
-def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, commit_lock: Lock, merge: Merge) -> None:
+def rewrite_files(
+    spark: SparkSession, table: LoadedTable, small_bytes: int, commit_lock: Lock, merge: Merge
+) -> None:
     """Rewrite files with deletes, and merge files below `small_bytes`. No epoch commits while `commit_lock`
     is held.
     """
@@ -113,7 +120,9 @@ def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, com
     snapshot = table.java.currentSnapshot()
     if snapshot is None:
         return
-    commits = jvm.org.apache.iceberg.actions.RewriteDataFilesCommitManager(table.java, snapshot.snapshotId(), True)
+    commits = jvm.org.apache.iceberg.actions.RewriteDataFilesCommitManager(
+        table.java, snapshot.snapshotId(), True
+    )
     groups = jvm.java.util.HashSet()
     try:
         for group in _planned(jvm, table, snapshot.snapshotId(), small_bytes):
@@ -132,14 +141,18 @@ def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, com
 def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> list[Any]:
     def plan(below: int) -> list[Any]:
         everything = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
-        planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table.java, everything, snapshot, True)
+        planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(
+            table.java, everything, snapshot, True
+        )
         planner.init({**_OPTIONS, "min-file-size-bytes": str(below)})
         with closing(planner.plan().groups()) as groups:
             return list(each(groups.iterator()))
 
     planned = plan(small_bytes)
     tasks = [task for group in planned for task in each(group.fileScanTasks().iterator())]
-    below = small_enough([int(task.file().fileSizeInBytes()) for task in tasks if task.deletes().isEmpty()], small_bytes)
+    below = small_enough(
+        [int(task.file().fileSizeInBytes()) for task in tasks if task.deletes().isEmpty()], small_bytes
+    )
     return planned if below == small_bytes else plan(below)
 
 
@@ -185,9 +198,16 @@ def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
     tasks.stageTasks(table.java, name, group.fileScanTasks())
     try:
         with active(session):
-            rows = session.read.format("iceberg").option("split-size", group.inputSplitSize()).option("file-open-cost", "0").load(name)
+            rows = (
+                session.read.format("iceberg")
+                .option("split-size", group.inputSplitSize())
+                .option("file-open-cost", "0")
+                .load(name)
+            )
             write = rows.write.format("iceberg").option("target-file-size-bytes", group.maxOutputFileSize())
-            write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode("append").save(name)
+            write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode(
+                "append"
+            ).save(name)
         return files.fetchNewFiles(table.java, name)
     finally:
         tables.remove(name)
@@ -201,7 +221,9 @@ def _table_cache(spark: SparkSession, loader: Any) -> Any:
     """
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
     lang = gateway.jvm.java.lang
-    get = loader.loadClass("org.apache.iceberg.spark.SparkTableCache").getMethod("get", gateway.new_array(lang.Class, 0))
+    get = loader.loadClass("org.apache.iceberg.spark.SparkTableCache").getMethod(
+        "get", gateway.new_array(lang.Class, 0)
+    )
     return get.invoke(None, gateway.new_array(lang.Object, 0))
 
 
@@ -209,7 +231,11 @@ def _remove_unused_deletes(jvm: Any, table: LoadedTable, commit_lock: Lock) -> N
     """Remove deletes that apply to no file of the table. Older deletes never apply to files added later."""
     table.java.refresh()
     with closing(table.java.newScan().planFiles()) as tasks:
-        used = {str(file.location()) for task in each(tasks.iterator()) for file in each(task.deletes().iterator())}
+        used = {
+            str(file.location())
+            for task in each(tasks.iterator())
+            for file in each(task.deletes().iterator())
+        }
     idle = [file for file in delete_files(jvm, table) if str(file.location()) not in used]
     if idle:
         update = table.java.newRewrite()
@@ -258,7 +284,9 @@ class Maintainer:
     commits.
     """
 
-    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, commit_lock: Lock, merge: Merge) -> None:
+    def __init__(
+        self, spark: SparkSession, name: str, maintenance: Maintenance, commit_lock: Lock, merge: Merge
+    ) -> None:
         """`name` is the table's SQL name."""
         self._spark = spark
         self._name = name
@@ -284,7 +312,9 @@ class Maintainer:
                 if is_due(table):
                     work(table)
             except (SinkError, TableMovedError) as error:
-                _log.warning("table not maintained", extra={"location": table.location, "error": describe(error)})
+                _log.warning(
+                    "table not maintained", extra={"location": table.location, "error": describe(error)}
+                )
 
     def _is_slow(self, table: LoadedTable) -> bool:
         count = max(table.delete_files or 0, table.data_files - self._data_files)
@@ -315,7 +345,9 @@ class Maintainer:
         with translated_errors(f"expiring snapshots of {table.location}"):
             table.java.refresh()
             before = int(self._oldest_kept(table) * 1000)
-            table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
+            table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(
+                True
+            ).commit()
             table.java.refresh()
             self._kept = len(table.java.operations().current().snapshots())
             self._remove_leftovers(table)
@@ -325,11 +357,15 @@ class Maintainer:
         if not owns_directory(table):
             return
         if self._found is None and time.monotonic() >= self._next_cleanup:
-            self._found = find_files(table, time.time() - max(self._maintenance.keep_seconds, self._maintenance.hold_seconds))
+            self._found = find_files(
+                table, time.time() - max(self._maintenance.keep_seconds, self._maintenance.hold_seconds)
+            )
         elif self._found is not None and self._found.are_settled(table):
             removed = self._found.remove_unnamed(self._spark, self._name)
             self._found, self._next_cleanup = None, time.monotonic() + _CLEANUP_SECONDS
-            _log.info("files of unfinished epochs removed", extra={"location": table.location, "files": removed})
+            _log.info(
+                "files of unfinished epochs removed", extra={"location": table.location, "files": removed}
+            )
 
     def _oldest_kept(self, table: LoadedTable) -> float:
         """The time before which snapshots expire."""

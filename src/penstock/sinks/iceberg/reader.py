@@ -1,4 +1,6 @@
-"""Read rows of an Iceberg table: plan the files that can contain them with Iceberg's scan, then look them up on executors."""
+"""Read rows of an Iceberg table: plan the files that can contain them with Iceberg's scan, then look them up
+on executors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from penstock.errors import SinkError
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.dataframes import quoted, sql_type
 from penstock.sinks.executors import Executors, penstock_error
-from penstock.sinks.iceberg.catalog import FormerColumns, LoadedTable, NewFile, local_path, translated_errors, with_catalog
+from penstock.sinks.iceberg.catalog import (
+    FormerColumns,
+    LoadedTable,
+    NewFile,
+    local_path,
+    translated_errors,
+    with_catalog,
+)
 from penstock.sinks.iceberg.files import RewriteTask, RowRequest, StoredFiles, rewrite_file
 from penstock.sinks.iceberg.lookup import FindTask, LakeFile, find_rows, read_all
 from penstock.sinks.iceberg.schema import field_ids, stored_name
@@ -77,14 +86,20 @@ def each(iterator: Any) -> Iterator[Any]:
 
 def _row_file(file: Any) -> LakeFile | None:
     location, sequence = str(file.location()), file.dataSequenceNumber()
-    return LakeFile(str(local_path(location)), int(sequence)) if location.endswith(_SUFFIX) and sequence is not None else None
+    return (
+        LakeFile(str(local_path(location)), int(sequence))
+        if location.endswith(_SUFFIX) and sequence is not None
+        else None
+    )
 
 
 def _delete_file(file: Any) -> LakeFile | None:
     location, sequence = str(file.location()), file.dataSequenceNumber()
     if not location.endswith(_SUFFIX) or sequence is None or str(file.content()) != _BY_VALUES:
         return None
-    return LakeFile(str(local_path(location)), int(sequence), tuple(int(number) for number in file.equalityFieldIds()))
+    return LakeFile(
+        str(local_path(location)), int(sequence), tuple(int(number) for number in file.equalityFieldIds())
+    )
 
 
 def _within(jvm: Any, keys: Mapping[str, pa.ChunkedArray]) -> Any:
@@ -93,7 +108,11 @@ def _within(jvm: Any, keys: Mapping[str, pa.ChunkedArray]) -> Any:
     found = expressions.alwaysTrue()
     for name, values in keys.items():
         kind = values.type
-        if values.null_count or not len(values) or not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+        if (
+            values.null_count
+            or not len(values)
+            or not (pa.types.is_integer(kind) or pa.types.is_string(kind))
+        ):
             continue
         within = _among(jvm, name, pc.unique(values))
         found = getattr(expressions, "and")(found, within)
@@ -108,7 +127,10 @@ def _among(jvm: Any, name: str, values: pa.Array) -> Any:
             listed.add(value)
         return getattr(expressions, "in")(name, listed)
     bounds = pc.min_max(values).as_py()
-    low, high = expressions.greaterThanOrEqual(name, bounds["min"]), expressions.lessThanOrEqual(name, bounds["max"])
+    low, high = (
+        expressions.greaterThanOrEqual(name, bounds["min"]),
+        expressions.lessThanOrEqual(name, bounds["max"]),
+    )
     return getattr(expressions, "and")(low, high)
 
 
@@ -165,32 +187,48 @@ class TableReader:
             if len(files) == len(wanted):
                 rows = self._matching_rows(rows, files, wanted[0].columns)
             names = target.layout.schema.names
-            rows.select(*(F.col(quoted(name)).alias(f"v_{at}") for at, name in enumerate(names))).write.parquet(str(directory))
+            rows.select(
+                *(F.col(quoted(name)).alias(f"v_{at}") for at, name in enumerate(names))
+            ).write.parquet(str(directory))
         except (PySparkException, Py4JJavaError) as error:
             raise penstock_error(error, SinkError) from error
-        return StoredFiles(tuple(sorted(map(str, storage.list_paths(directory, "*.parquet")))), target.past.fills)
+        return StoredFiles(
+            tuple(sorted(map(str, storage.list_paths(directory, "*.parquet")))), target.past.fills
+        )
 
     def _find(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> list[str] | None:
         """None: all rows are requested, or some files are of a kind that we do not write."""
         files, columns = [each.keys for each in wanted if each.keys is not None], wanted[0].columns
         schema = pa.schema([target.place.schema.field(name) for name in target.layout.schema.names])
-        if target.loaded is None or len(files) < len(wanted) or any(_has_inside(field.type) for field in schema):
+        if (
+            target.loaded is None
+            or len(files) < len(wanted)
+            or any(_has_inside(field.type) for field in schema)
+        ):
             return None
         keys = pa.concat_tables([pq.read_table(file) for file in files])
         names = {name: stored_name(target.past.names.get(name, name), target.layout.mode) for name in columns}
-        known = {names[name]: keys.column(at) for at, name in enumerate(columns) if name not in target.past.added}
+        known = {
+            names[name]: keys.column(at) for at, name in enumerate(columns) if name not in target.past.added
+        }
         plan = plan_scan(self._spark._jvm, target.loaded, known)  # noqa: SLF001
         if plan is None:
             return None
         rows, deletes = plan
-        if not {number for file in deletes for number in file.columns} <= set(field_ids(schema, schema.names)):
+        if not {number for file in deletes for number in file.columns} <= set(
+            field_ids(schema, schema.names)
+        ):
             return None
         is_current = wanted[0].is_old and target.layout.mode.current_flag is not None
         task = FindTask((), tuple(deletes), columns, tuple(files), schema, str(directory), is_current)
         count = max(1, min(self._executors.parallelism, len(rows) // _FILES_A_TASK))
         tasks = [replace(task, files=tuple(rows[at::count])) for at in range(count)]
         found = self._executors.run(find_rows, tasks) if rows else []
-        return [each.path for each in found if each.path is not None] if all(each.is_known for each in found) else None
+        return (
+            [each.path for each in found if each.path is not None]
+            if all(each.is_known for each in found)
+            else None
+        )
 
     def read_small(self, loaded: LoadedTable, snapshot: int | None, limit_bytes: int) -> pa.Table | None:
         """Read all rows of one snapshot, or the newest, in this process. None: they exceed the limit, or only
@@ -216,7 +254,10 @@ class TableReader:
             rows = self._rows(target).select(*(quoted(name) for name in target.place.schema.names))
             numbered = rows.toDF(*(f"v_{at}" for at in range(len(rows.columns))))
             numbered.write.option("maxRecordsPerFile", _ROWS_A_FILE).parquet(str(directory))
-            tasks = [RewriteTask(str(file), target.place, target.past.fills) for file in storage.list_paths(directory, "*.parquet")]
+            tasks = [
+                RewriteTask(str(file), target.place, target.past.fills)
+                for file in storage.list_paths(directory, "*.parquet")
+            ]
             written = executors.run(rewrite_file, tasks) if tasks else []
         except (PySparkException, Py4JJavaError) as error:
             raise penstock_error(error, SinkError) from error
@@ -245,7 +286,9 @@ class TableReader:
             else F.col(quoted(stored_name(past.names.get(name, name), target.layout.mode))).cast(types[name])
             for name in target.place.schema.names
         ]
-        return rows.select(*(column.alias(name) for name, column in zip(target.place.schema.names, columns, strict=True)))
+        return rows.select(
+            *(column.alias(name) for name, column in zip(target.place.schema.names, columns, strict=True))
+        )
 
     def _reading(self) -> SparkSession:
         with self._lock:

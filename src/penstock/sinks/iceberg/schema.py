@@ -21,7 +21,9 @@ from penstock.sinks.layout import Layout
 from penstock.sinks.modes import DELETED, Mode
 
 IS_DELETED = "_is_deleted"
-_RESERVED = frozenset({"_file", "_pos", DELETED, "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"})
+_RESERVED = frozenset(
+    {"_file", "_pos", DELETED, "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+)
 
 
 def renamed_columns(mode: Mode) -> dict[str, str]:
@@ -47,7 +49,8 @@ def check_names(layout: Layout, place: str) -> None:
     taken = _taken(layout.columns.names, _RESERVED | set(renamed_columns(layout.mode).values()))
     if taken is not None:
         raise SinkRefusedError(
-            f"{place} cannot have a column named {taken!r}: Iceberg, or the mode {layout.mode}, reserves that name",
+            f"{place} cannot have a column named {taken!r}: Iceberg, or the mode {layout.mode}, reserves "
+            "that name",
             hint="rename the column, exclude the table, or leave the column out by a transform",
         )
 
@@ -115,13 +118,26 @@ def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None)
     if pa.types.is_decimal128(arrow_type):
         return f"decimal({arrow_type.precision},{arrow_type.scale})"
     if pa.types.is_list(arrow_type):
-        return {"type": "list", "element-required": False, **_inner("element", arrow_type.value_type, numbers)}
+        return {
+            "type": "list",
+            "element-required": False,
+            **_inner("element", arrow_type.value_type, numbers),
+        }
     if pa.types.is_map(arrow_type):
-        key, value = _inner("key", arrow_type.key_type, numbers), _inner("value", arrow_type.item_type, numbers)
+        key, value = (
+            _inner("key", arrow_type.key_type, numbers),
+            _inner("value", arrow_type.item_type, numbers),
+        )
         return {"type": "map", "value-required": False, **key, **value}
     if pa.types.is_struct(arrow_type):
         inner = [
-            {"id": next(numbers), "name": each.name, "required": False, "type": type_document(each.type, numbers)} for each in arrow_type
+            {
+                "id": next(numbers),
+                "name": each.name,
+                "required": False,
+                "type": type_document(each.type, numbers),
+            }
+            for each in arrow_type
         ]
         return {"type": "struct", "fields": inner}
     raise ValueError(f"Iceberg has no type for {arrow_type}")
@@ -137,14 +153,20 @@ def field_ids(columns: pa.Schema, names: Sequence[str]) -> list[int]:
 
 def numbers_of(columns: pa.Schema) -> dict[int, int]:
     """The index of each column of a file, by field id."""
-    return {int(field.metadata[FIELD_ID]): at for at, field in enumerate(columns) if FIELD_ID in (field.metadata or {})}
+    return {
+        int(field.metadata[FIELD_ID]): at
+        for at, field in enumerate(columns)
+        if FIELD_ID in (field.metadata or {})
+    }
 
 
 def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
     """Rows of a file with the table's current names; columns newer than the file are null."""
     found = numbers_of(rows.schema)
     arrays = [
-        _cast(rows.column(found[number]), field.type) if number in found else pa.nulls(rows.num_rows, field.type)
+        _cast(rows.column(found[number]), field.type)
+        if number in found
+        else pa.nulls(rows.num_rows, field.type)
         for number, field in zip(field_ids(columns, columns.names), columns, strict=True)
     ]
     return pa.table(arrays, schema=columns)
@@ -153,7 +175,11 @@ def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
 def delete_columns(columns: pa.Schema, identity: Sequence[str]) -> tuple[str, ...]:
     """The columns of a row's identity that an equality delete may name: neither nested nor float."""
     types = {name: columns.field(name).type for name in identity}
-    return tuple(name for name, each in types.items() if not pa.types.is_nested(each) and not pa.types.is_floating(each))
+    return tuple(
+        name
+        for name, each in types.items()
+        if not pa.types.is_nested(each) and not pa.types.is_floating(each)
+    )
 
 
 def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
@@ -165,7 +191,9 @@ def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
 def filled(rows: pa.Table, fills: Mapping[str, pa.Scalar]) -> pa.Table:
     """Fill the columns of `fills`, which existing rows do not have, with their default value."""
     columns = [
-        pa.repeat(fills[field.name].cast(field.type), rows.num_rows) if field.name in fills else rows.column(field.name)
+        pa.repeat(fills[field.name].cast(field.type), rows.num_rows)
+        if field.name in fills
+        else rows.column(field.name)
         for field in rows.schema
     ]
     return pa.table(columns, schema=rows.schema)

@@ -69,7 +69,14 @@ from penstock.sinks.iceberg.epoch import EpochWriter, discard
 from penstock.sinks.iceberg.maintenance import Maintainer, Maintenance
 from penstock.sinks.iceberg.reader import EpochTarget, TableReader
 from penstock.sinks.iceberg.schema import check_names, renamed_columns
-from penstock.sinks.iceberg.state import COPY, find_applied, find_version, identifier, identity_properties, owned_target
+from penstock.sinks.iceberg.state import (
+    COPY,
+    find_applied,
+    find_version,
+    identifier,
+    identity_properties,
+    owned_target,
+)
 from penstock.sinks.iceberg.swap import (
     align_columns,
     drop_namespace,
@@ -153,12 +160,18 @@ class IcebergSink(Sink):
         self._spark.sql(f"REFRESH TABLE {name}")
         reader = self._spark.read if version is None else self._spark.read.option("versionAsOf", version)
         rows = reader.table(name)
-        return rows.withColumnsRenamed({stored: name for name, stored in renamed_columns(self._mode_of(table)).items()})
+        return rows.withColumnsRenamed(
+            {stored: name for name, stored in renamed_columns(self._mode_of(table)).items()}
+        )
 
     @override
     def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
         loaded = self._catalog.load(self.identifier(table))
-        return None if loaded is None or loaded.problem is not None else self._reader.read_small(loaded, version, limit_bytes)
+        return (
+            None
+            if loaded is None or loaded.problem is not None
+            else self._reader.read_small(loaded, version, limit_bytes)
+        )
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
         """The state of a target. Reports a foreign owner before any other problem with the table."""
@@ -171,7 +184,10 @@ class IcebergSink(Sink):
     def _loaded(self, table: TableName) -> LoadedTable:
         loaded = self._catalog.load(self.identifier(table))
         if loaded is None:
-            raise TargetRewoundError(f"{self.describe(table)} no longer exists", hint="restart the pipeline to copy the table again")
+            raise TargetRewoundError(
+                f"{self.describe(table)} no longer exists",
+                hint="restart the pipeline to copy the table again",
+            )
         return loaded
 
     def _remember(self, table: TableName, position: Position | None) -> None:
@@ -180,7 +196,7 @@ class IcebergSink(Sink):
         else:
             self._reached[table] = position
 
-    # --- snapshots -------------------------------------------------------------------------------------------------------
+    # --- snapshots ------------------------------------------------------------------------------------------
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
@@ -192,7 +208,12 @@ class IcebergSink(Sink):
         check_names(layout, self.describe(schema.name))
         identity = identity_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
         # A replaced table has no current snapshot, and so no position.
-        self._define(schema.name, definition(layout, table_properties(self._place, former, {**identity, COPY: secrets.token_hex(8)})))
+        self._define(
+            schema.name,
+            definition(
+                layout, table_properties(self._place, former, {**identity, COPY: secrets.token_hex(8)})
+            ),
+        )
         self._remember(schema.name, None)
         self._align(schema.name)
         loaded = self._loaded(schema.name)
@@ -207,22 +228,33 @@ class IcebergSink(Sink):
 
     def _define(self, table: TableName, definition: str) -> None:
         levels = self.identifier(table)[:-1]
-        with spark_errors(f"creating {self.describe(table)}", "see the message; dropping the table copies it again"):
+        with spark_errors(
+            f"creating {self.describe(table)}", "see the message; dropping the table copies it again"
+        ):
             for depth in range(len(levels)):
                 namespace = ".".join(quoted(part) for part in (self._place.catalog, *levels[: depth + 1]))
                 self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
             self._spark.sql(f"CREATE OR REPLACE TABLE {self.sql_name(table)} {definition}")
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         loaded = self._catalog.load(self.identifier(schema.name))
         if loaded is None:
             return False
         target = self._target(schema.name, loaded)
-        is_begun = target.applied is None and target.source_oid == schema.oid and target.mode is self._mode_of(schema.name)
+        is_begun = (
+            target.applied is None
+            and target.source_oid == schema.oid
+            and target.mode is self._mode_of(schema.name)
+        )
         if not is_begun or place.directory != str(loaded.directory):
             return False
-        found = {entry.name: storage.size_bytes(entry) for entry in storage.list_paths(loaded.directory, f"{place.prefix}-*.parquet")}
+        found = {
+            entry.name: storage.size_bytes(entry)
+            for entry in storage.list_paths(loaded.directory, f"{place.prefix}-*.parquet")
+        }
         same = place.schema.equals(loaded.schema, check_metadata=True)
         return same and all(found.get(file.name) == file.bytes for file in files if file.rows)
 
@@ -241,21 +273,31 @@ class IcebergSink(Sink):
         for _ in range(_FILL_ATTEMPTS):
             loaded = self._loaded(table)
             if self._target(table, loaded).applied is not None:
-                raise TableRewrittenError(f"{self.describe(table)} was filled by another writer; the snapshot starts again")
+                raise TableRewrittenError(
+                    f"{self.describe(table)} was filled by another writer; the snapshot starts again"
+                )
             with suppress(TableMovedError):
-                self._catalog.commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
+                self._catalog.commit(
+                    loaded, TableChange(new, is_whole=loaded.delete_files is not None), position
+                )
                 self._remove_leftovers(table, loaded, [file.name for file in new])
                 return
-        raise SinkError(f"other writers commit to {self.describe(table)} faster than a snapshot can be added; retrying")
+        raise SinkError(
+            f"other writers commit to {self.describe(table)} faster than a snapshot can be added; retrying"
+        )
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         if not self._holds(schema.name, files):
             self._fill(schema.name, files, Position.ZERO)
         loaded = self._loaded(schema.name)
         layout = target_layout(self._target(schema.name, loaded))
         place = replace(snapshot_place(loaded, layout, fence), prefix=f"epoch-{fence.value:016X}")
-        change = self._writer.repair(EpochTarget(self.sql_name(schema.name), layout, place, loaded=loaded), changed)
+        change = self._writer.repair(
+            EpochTarget(self.sql_name(schema.name), layout, place, loaded=loaded), changed
+        )
         self._commit(loaded, change, fence)
         self._remember(schema.name, fence)
 
@@ -270,7 +312,9 @@ class IcebergSink(Sink):
             return False
         self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
         rows = self._spark.table(f"{self.sql_name(table)}.files").select("file_path").collect()
-        return {str(row["file_path"]).rpartition("/")[2] for row in rows} == {file.name for file in files if file.rows}
+        return {str(row["file_path"]).rpartition("/")[2] for row in rows} == {
+            file.name for file in files if file.rows
+        }
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
         """Remove files of failed attempts at chunks. Files of older versions of the table are kept."""
@@ -278,12 +322,17 @@ class IcebergSink(Sink):
         if found.keys() <= set(current):
             return
         self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
-        rows = self._spark.table(f"{self.sql_name(table)}.all_data_files").select("file_path").distinct().collect()
+        rows = (
+            self._spark.table(f"{self.sql_name(table)}.all_data_files")
+            .select("file_path")
+            .distinct()
+            .collect()
+        )
         held = {str(row["file_path"]).rpartition("/")[2] for row in rows}
         for name in found.keys() - held - set(current):
             storage.delete(found[name])
 
-    # --- epochs ----------------------------------------------------------------------------------------------------------
+    # --- epochs ---------------------------------------------------------------------------------------------
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -313,13 +362,21 @@ class IcebergSink(Sink):
             loaded = self._evolved(loaded, evolution, target.mode)
             layout = Layout(evolution.columns, evolution.key, target.mode)
             writes = replace(
-                writes, layout=layout, place=files_place(loaded, prefix), past=former_columns(evolution, loaded.format_version)
+                writes,
+                layout=layout,
+                place=files_place(loaded, prefix),
+                past=former_columns(evolution, loaded.format_version),
             )
-            change = replace(change, properties=identity_properties(self._pipeline, layout, target.source_oid, evolution.origin))
+            change = replace(
+                change,
+                properties=identity_properties(self._pipeline, layout, target.source_oid, evolution.origin),
+            )
         try:
             if changes.slices:
                 counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
-                change = replace(self._writer.write(writes, replace(changes, counts=counts)), properties=change.properties)
+                change = replace(
+                    self._writer.write(writes, replace(changes, counts=counts)), properties=change.properties
+                )
             if writes.past.is_rewritten and not change.is_whole:
                 change = replace(change, rewritten=self._writer.rewrite(writes))
         except Exception:
@@ -330,13 +387,17 @@ class IcebergSink(Sink):
     @override
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
         if not target.key and any(added.fill.is_valid for added in evolution.added):
-            return False  # rows without key are looked up by all columns, and the new column does not exist yet
+            return (
+                False  # rows without key are looked up by all columns, and the new column does not exist yet
+            )
         loaded = self._catalog.load(self.identifier(target.table))
         if loaded is None:
             return False
         found = self._target(target.table, loaded)
         if not found.schema.equals(target.schema):
-            return bool(found.schema.equals(evolution.columns))  # the commit succeeded, and the answer was lost
+            return bool(
+                found.schema.equals(evolution.columns)
+            )  # the commit succeeded, and the answer was lost
         try:
             check_names(Layout(evolution.columns, evolution.key, target.mode), self.describe(target.table))
             return bool(self._evolved(loaded, evolution, target.mode))
@@ -358,7 +419,9 @@ class IcebergSink(Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._commit_lock(table), self._merge)
+        made = Maintainer(
+            self._spark, self.sql_name(table), self._place.maintenance, self._commit_lock(table), self._merge
+        )
         maintainer = self._maintainers.setdefault(table, made)
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
@@ -421,9 +484,13 @@ class IcebergSink(Sink):
                 self._rewrite(table, shadow, found, properties, position)
         after = self.load_target(table)
         if after is None or after.applied != position:
-            raise SinkError(f"{self.describe(table)} is not at {position}, although Iceberg reported no error")
+            raise SinkError(
+                f"{self.describe(table)} is not at {position}, although Iceberg reported no error"
+            )
 
-    def _swap(self, table: TableName, shadow: IcebergSink, properties: Mapping[str, str], position: Position) -> bool:
+    def _swap(
+        self, table: TableName, shadow: IcebergSink, properties: Mapping[str, str], position: Position
+    ) -> bool:
         """Swap in one metadata commit. False: the rows have to be rewritten."""
         for _ in range(_FILL_ATTEMPTS):
             former, found = self._loaded(table), shadow._loaded(table)
@@ -434,7 +501,10 @@ class IcebergSink(Sink):
             with suppress(TableMovedError):
                 self._catalog.swap(former, content, properties, position)
                 return True
-        raise SinkError(f"other writers commit to {self.describe(table)} faster than it can be replaced by the resynced copy")
+        raise SinkError(
+            f"other writers commit to {self.describe(table)} faster than it can be replaced by the "
+            "resynced copy"
+        )
 
     @override
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
@@ -452,7 +522,14 @@ class IcebergSink(Sink):
         if found is not None and mine is not None:
             remove_links(found, mine)
 
-    def _rewrite(self, table: TableName, shadow: IcebergSink, found: Target, properties: Mapping[str, str], position: Position) -> None:
+    def _rewrite(
+        self,
+        table: TableName,
+        shadow: IcebergSink,
+        found: Target,
+        properties: Mapping[str, str],
+        position: Position,
+    ) -> None:
         """Let Spark write all rows again."""
         rows = shadow.read(table)
         rows = rows.withColumnsRenamed(renamed_columns(found.mode))
@@ -463,7 +540,11 @@ class IcebergSink(Sink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        place = replace(self._place, namespace=(*self._shadows(), copy), maintenance=Maintenance(delete_files=0, expire_every=0))
+        place = replace(
+            self._place,
+            namespace=(*self._shadows(), copy),
+            maintenance=Maintenance(delete_files=0, expire_every=0),
+        )
         return IcebergSink(self._spark, place, self._pipeline, self._executors, self._mode_of, original=self)
 
     @override

@@ -57,7 +57,9 @@ def position_properties(position: Position, snapshot: int) -> dict[str, str]:
     return {POSITION: str(position), SNAPSHOT: str(snapshot)}
 
 
-def identity_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
+def identity_properties(
+    pipeline: str, layout: Layout, source_oid: int, origin: Origin | None
+) -> dict[str, str]:
     """Properties that identify the target. They include Arrow types that Iceberg does not distinguish."""
     listed = [[field.name, type_text(field.type)] for field in layout.columns]
     return {
@@ -83,7 +85,9 @@ def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
     return position if position > Position.ZERO else None
 
 
-def find_version(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position) -> int | None:
+def find_version(
+    ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position
+) -> int | None:
     """The newest snapshot with no changes of the pipeline after `position`; None if it no longer exists.
 
     Later commits of others, such as compaction or foreign changes, belong to the version.
@@ -100,7 +104,9 @@ def find_version(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
     return version if held is not None and held <= position else None
 
 
-def owned_target(table: TableName, place: str, pipeline: str, properties: Mapping[str, str], applied: Position | None) -> Target:
+def owned_target(
+    table: TableName, place: str, pipeline: str, properties: Mapping[str, str], applied: Position | None
+) -> Target:
     """The target; raises `TargetForeignError` if this pipeline did not write it."""
     owner = properties.get(OWNER)
     if owner != pipeline:
@@ -112,10 +118,12 @@ def owned_target(table: TableName, place: str, pipeline: str, properties: Mappin
     columns = pa.schema([pa.field(name, parse_type(text)) for name, text in json.loads(properties[COLUMNS])])
     key, mode = tuple(json.loads(properties[KEY])), Mode.parse(properties.get(MODE))
     origin = Origin.parse(properties[ORIGIN]) if properties.get(ORIGIN) else None
-    return Target(table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin, properties.get(COPY) or None)
+    return Target(
+        table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin, properties.get(COPY) or None
+    )
 
 
-# --- the metadata of a table in a Hadoop catalog, read without Spark -----------------------------------------------------------
+# --- the metadata of a table in a Hadoop catalog, read without Spark ----------------------------------------
 
 
 def load_metadata(directory: Path) -> dict[str, Any] | None:

@@ -28,7 +28,14 @@ from penstock.errors import SinkError, SinkRefusedError
 from penstock.position import Position
 from penstock.sinks.dataframes import quoted
 from penstock.sinks.executors import penstock_error
-from penstock.sinks.iceberg.catalog import FileGroup, IcebergCatalog, LoadedTable, SwapContent, local_path, translated_errors
+from penstock.sinks.iceberg.catalog import (
+    FileGroup,
+    IcebergCatalog,
+    LoadedTable,
+    SwapContent,
+    local_path,
+    translated_errors,
+)
 from penstock.sinks.iceberg.reader import delete_files
 from penstock.sinks.iceberg.reader import each as each_of
 from penstock.sinks.iceberg.state import COPY, POSITION
@@ -58,7 +65,9 @@ def link_files(shadow: LoadedTable, table: LoadedTable) -> None:
     except OSError as error:
         if error.errno in _NO_LINKS:
             return  # then Spark writes all rows again
-        raise SinkError(f"cannot link the files of the resynced copy into {table.directory}: {error.strerror}") from error
+        raise SinkError(
+            f"cannot link the files of the resynced copy into {table.directory}: {error.strerror}"
+        ) from error
 
 
 def remove_links(shadow: LoadedTable, table: LoadedTable) -> None:
@@ -71,7 +80,9 @@ def remove_links(shadow: LoadedTable, table: LoadedTable) -> None:
                 storage.delete(table.directory / name)
 
 
-def plan_swap(jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable) -> SwapContent | None:
+def plan_swap(
+    jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable
+) -> SwapContent | None:
     """The content of the table after the swap. None: metadata does not suffice, and Spark has to rewrite the
     rows.
 
@@ -81,7 +92,10 @@ def plan_swap(jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: Loa
     """
     if shadow.properties.get(COPY) == table.properties.get(COPY):
         return None
-    if any(each.format_version != _FORMAT or each.problem is not None or each.base.sortOrder().isSorted() for each in (shadow, table)):
+    if any(
+        each.format_version != _FORMAT or each.problem is not None or each.base.sortOrder().isSorted()
+        for each in (shadow, table)
+    ):
         return None
     files, deletes = _files(jvm, shadow)
     directory = f"{shadow.location}/data/"
@@ -94,7 +108,9 @@ def plan_swap(jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: Loa
         return None  # position deletes name the path of the file in the shadow's directory
     mine, other = (catalog.schema_document(each.base.schema())["fields"] for each in (table, shadow))
     comments = {field["name"]: field["doc"] for field in mine if field.get("doc")}
-    fields = [{**field, "doc": comments[field["name"]]} if field["name"] in comments else field for field in other]
+    fields = [
+        {**field, "doc": comments[field["name"]]} if field["name"] in comments else field for field in other
+    ]
     groups = _groups(catalog, table, files, deletes)
     if fields == mine:
         return SwapContent(groups)
@@ -108,11 +124,16 @@ def _files(jvm: Any, loaded: LoadedTable) -> tuple[list[Any], list[Any]]:
     """The data and delete files of the current snapshot, as Java objects."""
     if loaded.delete_files is None:
         return [], []
-    with translated_errors(f"listing the files of {loaded.location}"), closing(loaded.java.newScan().planFiles()) as tasks:
+    with (
+        translated_errors(f"listing the files of {loaded.location}"),
+        closing(loaded.java.newScan().planFiles()) as tasks,
+    ):
         return [task.file() for task in each_of(tasks.iterator())], list(delete_files(jvm, loaded))
 
 
-def _groups(catalog: IcebergCatalog, table: LoadedTable, files: Sequence[Any], deletes: Sequence[Any]) -> list[FileGroup]:
+def _groups(
+    catalog: IcebergCatalog, table: LoadedTable, files: Sequence[Any], deletes: Sequence[Any]
+) -> list[FileGroup]:
     """Groups of files by sequence number; each group starts with deletes."""
     starts = sorted({int(file.dataSequenceNumber()) for file in deletes})
     rows: list[list[Any]] = [[] for _ in range(len(starts) + 1)]
@@ -132,9 +153,15 @@ def align_columns(catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTab
     for field in other:
         same = mine.get(field["name"])
         is_same = same is not None and _plain(same["type"]) == _plain(field["type"])
-        fields.append({**field, "id": same["id"], "type": same["type"]} if same is not None and is_same else _renumbered(field, numbers))
+        fields.append(
+            {**field, "id": same["id"], "type": same["type"]}
+            if same is not None and is_same
+            else _renumbered(field, numbers)
+        )
     if fields != other:
-        catalog.set_columns(shadow, catalog.java_schema(fields), max(number for number, _ in numbered(fields)))
+        catalog.set_columns(
+            shadow, catalog.java_schema(fields), max(number for number, _ in numbered(fields))
+        )
 
 
 def numbered(fields: Sequence[Mapping[str, Any]], prefix: str = "") -> list[tuple[int, str]]:
@@ -142,7 +169,10 @@ def numbered(fields: Sequence[Mapping[str, Any]], prefix: str = "") -> list[tupl
     found: list[tuple[int, str]] = []
     for field in fields:
         name = f"{prefix}{field['name']}"
-        found += [(int(field["id"]), f"{name} {json.dumps(_plain(field['type']), sort_keys=True)}"), *_inner(field["type"], f"{name}.")]
+        found += [
+            (int(field["id"]), f"{name} {json.dumps(_plain(field['type']), sort_keys=True)}"),
+            *_inner(field["type"], f"{name}."),
+        ]
     return found
 
 
@@ -164,7 +194,9 @@ def _differ(former: Sequence[tuple[int, str]], later: Sequence[tuple[int, str]])
 def _plain(kind: Any) -> Any:
     """A type without its nested ids."""
     if isinstance(kind, Mapping):
-        return {name: _plain(value) for name, value in kind.items() if name != "id" and not name.endswith("-id")}
+        return {
+            name: _plain(value) for name, value in kind.items() if name != "id" and not name.endswith("-id")
+        }
     return [_plain(each) for each in kind] if isinstance(kind, list) else kind
 
 
@@ -172,7 +204,8 @@ def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
     """A column and its nested columns with new, unused ids."""
     if isinstance(document, Mapping):
         return {
-            name: next(numbers) if name == "id" or name.endswith("-id") else _renumbered(value, numbers) for name, value in document.items()
+            name: next(numbers) if name == "id" or name.endswith("-id") else _renumbered(value, numbers)
+            for name, value in document.items()
         }
     return [_renumbered(each, numbers) for each in document] if isinstance(document, list) else document
 
@@ -197,7 +230,9 @@ def _commented(name: str, comment: str | None) -> Column:
     return column if comment is None else column.alias(name, metadata={"comment": comment})
 
 
-def drop_namespace(spark: SparkSession, namespace: Sequence[str], before: Callable[[Sequence[str], str], None]) -> None:
+def drop_namespace(
+    spark: SparkSession, namespace: Sequence[str], before: Callable[[Sequence[str], str], None]
+) -> None:
     """Drop a namespace with all its tables, if it exists. Files other than tables keep its directory alive.
 
     `before` is called with the namespace and name of each table before it is dropped.

@@ -48,14 +48,18 @@ def write_epoch(task: EpochTask) -> SnapshotFile:
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
     """The changes, one file at a time; files are independent."""
     for slice in task.slices:
-        yield from fold(read_slices([slice], task.layout, views=task.views), task.layout, _look_up).rows.to_batches()
+        yield from fold(
+            read_slices([slice], task.layout, views=task.views), task.layout, _look_up
+        ).rows.to_batches()
 
 
 def _look_up(_: pa.Table | None) -> pa.Table:
     raise AssertionError(_NEVER)
 
 
-def write_snapshot(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
+def write_snapshot(
+    batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position
+) -> tuple[SnapshotFile, Position]:
     """A `ChunkWriter` that writes rows as changes of kind `snapshot`."""
     file = write_batches((_as_changes(batch, place.schema, fence) for batch in batches), place, index)
     storage.sync_directory(Path(place.directory))
@@ -66,7 +70,9 @@ def _as_changes(rows: pa.RecordBatch, schema: pa.Schema, fence: Position) -> pa.
     own = len(schema) - len(METADATA_NAMES)
     values = MODE.snapshot_values(fence, datetime.now(UTC))
     added = [
-        rows.column(own) if field.name == EXACT else pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows)
+        rows.column(own)
+        if field.name == EXACT
+        else pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows)
         for field in list(schema)[own:]
     ]
     return pa.RecordBatch.from_arrays([*rows.columns[:own], *added], schema=schema)

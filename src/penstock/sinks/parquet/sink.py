@@ -18,10 +18,26 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from penstock import storage
-from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
+from penstock.errors import (
+    SchemaChangedError,
+    SinkError,
+    SinkRefusedError,
+    TableRewrittenError,
+    TargetRewoundError,
+)
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound_error
+from penstock.sinks.base import (
+    SHADOWS,
+    ChangedRows,
+    ChunkWriter,
+    Sink,
+    SnapshotFile,
+    SnapshotPlace,
+    TableChanges,
+    Target,
+    rewound_error,
+)
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.layout import Layout
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
@@ -45,7 +61,9 @@ _SHAPE = "shape.parquet"
 
 
 class ParquetSink(ParquetTargets, Sink):
-    def __init__(self, executors: Executors, root: Path, pipeline: str, spark: SparkSession | None = None) -> None:
+    def __init__(
+        self, executors: Executors, root: Path, pipeline: str, spark: SparkSession | None = None
+    ) -> None:
         """`spark` is needed only by `read`."""
         super().__init__(root, pipeline)
         self._executors = executors
@@ -63,7 +81,8 @@ class ParquetSink(ParquetTargets, Sink):
         self._remember(table, target.applied if target is not None else None)
         return target
 
-    # snapshots -------------------------------------------------------------------------------------------------------------------
+    # snapshots
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
@@ -86,14 +105,19 @@ class ParquetSink(ParquetTargets, Sink):
         return SnapshotPlace(str(copy), layout.schema, "snapshot")
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         path, target = self.path(schema.name), self.load_target(schema.name)
         found = load_table(path)
         if target is None or target.applied is not None or found is None or not found.counts:
             return False
         if place.directory != str(path / found.copy) or not found.is_of(schema):
             return False
-        sizes = {entry.name: storage.size_bytes(entry) for entry in storage.list_paths(path / found.copy, "*.parquet")}
+        sizes = {
+            entry.name: storage.size_bytes(entry)
+            for entry in storage.list_paths(path / found.copy, "*.parquet")
+        }
         return _SHAPE in sizes and all(sizes.get(file.name) == file.bytes for file in files if file.rows)
 
     @override
@@ -101,24 +125,37 @@ class ParquetSink(ParquetTargets, Sink):
         self._publish_copy(schema.name, self._copy(schema), files, fence)
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         copy = self._copy(schema)
         # With separate names, because a failed attempt must not change the chunks.
         layout = _layout(LogTable.of(self._pipeline, schema, copy.name))
         place = SnapshotPlace(str(copy), layout.schema, f"repaired-{fence.value:016X}")
         chunks: list[str | None] = [*(file.name for file in files if file.rows), None]
-        tasks = [RepairTask(place, index, chunk, schema.key, changed, fence) for index, chunk in enumerate(chunks)]
+        tasks = [
+            RepairTask(place, index, chunk, schema.key, changed, fence) for index, chunk in enumerate(chunks)
+        ]
         self._publish_copy(schema.name, copy, self._executors.run(repair_chunk, tasks), fence)
 
     def _copy(self, schema: TableSchema) -> Path:
         """The directory of an unfinished snapshot."""
         path = self.path(schema.name)
         found = load_table(path)
-        if found is None or found.pipeline != self._pipeline or not found.counts or not storage.is_directory(path / found.copy):
-            raise TableRewrittenError(f"{path} was filled or removed by another writer; the snapshot starts again")
+        if (
+            found is None
+            or found.pipeline != self._pipeline
+            or not found.counts
+            or not storage.is_directory(path / found.copy)
+        ):
+            raise TableRewrittenError(
+                f"{path} was filled or removed by another writer; the snapshot starts again"
+            )
         return path / found.copy
 
-    def _publish_copy(self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position) -> None:
+    def _publish_copy(
+        self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position
+    ) -> None:
         """Publish the snapshot without the files of failed attempts at chunks."""
         wanted = {_SHAPE, *(file.name for file in files if file.rows)}
         with _failing(copy.parent):
@@ -126,7 +163,8 @@ class ParquetSink(ParquetTargets, Sink):
             _publish(copy, fence)
         self._remember(table, fence)
 
-    # creating and removing tables ------------------------------------------------------------------------------------------------------
+    # creating and removing tables
+    # ------------------------------------------------------------------------------------------------------
 
     @override
     def drop(self, table: TableName) -> None:
@@ -150,7 +188,11 @@ class ParquetSink(ParquetTargets, Sink):
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         """Exchange the directories. Between the two renames there is no table for a moment."""
         path = self.path(table)
-        if not isinstance(shadow, ParquetSink) or self.load_target(table) is None or shadow.load_target(table) is None:
+        if (
+            not isinstance(shadow, ParquetSink)
+            or self.load_target(table) is None
+            or shadow.load_target(table) is None
+        ):
             raise TargetRewoundError(
                 f"{path} no longer exists, so it cannot be replaced by the resynced copy",
                 hint="restart the pipeline to copy the table again",
@@ -167,7 +209,9 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        return ParquetSink(self._executors, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._spark)
+        return ParquetSink(
+            self._executors, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._spark
+        )
 
     @override
     def drop_shadows(self) -> None:
@@ -175,7 +219,9 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def version_at(self, table: TableName, position: Position) -> int | None:
-        return max((each.value for each in load_positions(self.path(table)) if each <= position), default=None)
+        return max(
+            (each.value for each in load_positions(self.path(table)) if each <= position), default=None
+        )
 
     @override
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
@@ -183,13 +229,20 @@ class ParquetSink(ParquetTargets, Sink):
 
         path, found = self.path(table), load_table(self.path(table))
         if self._spark is None or found is None:
-            raise TargetRewoundError(f"{path} no longer exists", hint="restart the pipeline to copy the table again")
+            raise TargetRewoundError(
+                f"{path} no longer exists", hint="restart the pipeline to copy the table again"
+            )
         wanted = [each for each in load_positions(path) if version is None or each.value <= version]
-        files = [str(file) for each in wanted for file in storage.list_paths(position_directory(path, each), "*.parquet")]
+        files = [
+            str(file)
+            for each in wanted
+            for file in storage.list_paths(position_directory(path, each), "*.parquet")
+        ]
         struct = from_arrow_schema(_layout(found).schema, prefer_timestamp_ntz=True)
         return self._spark.read.schema(struct).parquet(*files)
 
-    # epochs -----------------------------------------------------------------------------------------------------------------------
+    # epochs
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -200,14 +253,21 @@ class ParquetSink(ParquetTargets, Sink):
         for schema in changes.schemas:
             if schema not in changes.views and not found.is_of(schema):
                 raise SchemaChangedError(
-                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that",
+                    f"table {target.table} changed its columns, its key or its identity, and the target "
+                    "cannot follow that",
                     hint=f"remove {path} and restart the pipeline to copy the table again",
                 )
         if applied < end:
             slices = tuple(slices_after(changes.slices, applied))
             layout = _layout(found)
             with _failing(path):
-                self._add(path, end, (lambda directory: EpochTask(directory, layout, slices, changes.views)) if slices else None)
+                self._add(
+                    path,
+                    end,
+                    (lambda directory: EpochTask(directory, layout, slices, changes.views))
+                    if slices
+                    else None,
+                )
             self._remember(target.table, end)
 
     def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
@@ -257,7 +317,10 @@ def _publish(directory: Path, position: Position) -> None:
 
 def _layout(table: LogTable) -> Layout:
     if POSITION in table.columns.names:
-        raise SinkRefusedError(f"the table has a column named {POSITION!r}, a name that the log reserves", hint="rename the column")
+        raise SinkRefusedError(
+            f"the table has a column named {POSITION!r}, a name that the log reserves",
+            hint="rename the column",
+        )
     return Layout(table.columns, table.key, MODE)
 
 

@@ -80,12 +80,18 @@ def load_table(path: Path) -> LogTable | None:
         document: dict[str, Any] = json.loads(data)
         if document["format"] > _FORMAT:
             raise SinkRefusedError(
-                f"{path / _DOCUMENT} has format {document['format']}; this version of penstock reads up to {_FORMAT}",
+                f"{path / _DOCUMENT} has format {document['format']}; this version of penstock reads up to "
+                f"{_FORMAT}",
                 hint="run the version of penstock that wrote it, or a newer one",
             )
         columns = pa.schema([pa.field(name, parse_type(text)) for name, text in document["columns"]])
         return LogTable(
-            document["pipeline"], document["source_oid"], tuple(document["key"]), columns, document["copy"], counts=document["counts"]
+            document["pipeline"],
+            document["source_oid"],
+            tuple(document["key"]),
+            columns,
+            document["copy"],
+            counts=document["counts"],
         )
     except (ValueError, KeyError, TypeError) as error:
         hint = f"restore the file, or remove {path} and restart the pipeline to copy the table again"
@@ -98,7 +104,11 @@ def position_directory(path: Path, position: Position) -> Path:
 
 def load_positions(path: Path) -> list[Position]:
     """The positions that have changes, in order."""
-    names = [entry.name.removeprefix(f"{POSITION}=") for entry in storage.list_directories(path) if entry.name.startswith(f"{POSITION}=")]
+    names = [
+        entry.name.removeprefix(f"{POSITION}=")
+        for entry in storage.list_directories(path)
+        if entry.name.startswith(f"{POSITION}=")
+    ]
     return sorted(Position.of(int(name)) for name in names)
 
 

@@ -38,7 +38,13 @@ from penstock.postgres.target.rows import (
     try_rows,
     try_writing,
 )
-from penstock.postgres.target.state import AppliedRecord, lock_position, record_evolved, record_position, target_transaction
+from penstock.postgres.target.state import (
+    AppliedRecord,
+    lock_position,
+    record_evolved,
+    record_position,
+    target_transaction,
+)
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
 from penstock.sinks.keys import Codes, key_codes
@@ -84,7 +90,9 @@ def apply_epoch(task: EpochTask) -> None:
             record_evolved(connection, task.place, record)
         for index, changes in enumerate(read_runs(task)):
             lookup = lookup_in(connection, task)
-            spelled = expand_source_truncates(changes, task.layout, source_column(task.views.values()), lookup)
+            spelled = expand_source_truncates(
+                changes, task.layout, source_column(task.views.values()), lookup
+            )
             outcome = fold(spelled, task.layout, lookup)
             write_outcome(connection, task.place, task.layout, outcome, is_first=index == 0)
         record_position(connection, task.place, task.pipeline, task.end)
@@ -98,7 +106,9 @@ def read_runs(task: EpochTask) -> Iterator[pa.Table]:
     yield from (read_slices(task.slices, task.layout, part, task.views) for part in task.parts)
 
 
-def write_outcome(connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True) -> None:
+def write_outcome(
+    connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True
+) -> None:
     """Apply one part. If the epoch empties the table, every part reports it, and the first one does it."""
     if outcome.emptied and is_first:
         empty_table(connection, place)
@@ -120,7 +130,11 @@ def lookup_in(connection: Connection, task: EpochTask) -> Lookup:
     current = {} if flag is None else {flag.column: "t" if flag.value else "f"}
 
     def look_up(keys: pa.Table | None) -> pa.Table:
-        names = layout.key if keys is None else [name for name in layout.columns.names if name in keys.column_names]
+        names = (
+            layout.key
+            if keys is None
+            else [name for name in layout.columns.names if name in keys.column_names]
+        )
         wanted = Wanted(stored_names(layout), names, current)
         blocks = None if keys is None else text_blocks(keys, names)
         return parse_rows(find_rows(connection, task.place, wanted, blocks), layout)
@@ -145,7 +159,9 @@ def find_rejected(task: EpochTask) -> Refused:
             tried = _tried_late if has_deferred_checks(connection, task.place) else _tried
             for index, changes in enumerate(read_runs(task)):
                 lookup = lookup_in(connection, task)
-                spelled = expand_source_truncates(changes, task.layout, source_column(task.views.values()), lookup)
+                spelled = expand_source_truncates(
+                    changes, task.layout, source_column(task.views.values()), lookup
+                )
                 outcome = fold(spelled, task.layout, lookup)
                 for row, reason in tried(connection, task, outcome, is_first=index == 0):
                     refused[_last_change(task, row, changes)] = reason
@@ -154,7 +170,9 @@ def find_rejected(task: EpochTask) -> Refused:
         return refused
 
 
-def _tried(connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool) -> Iterator[tuple[pa.Table, str]]:
+def _tried(
+    connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool
+) -> Iterator[tuple[pa.Table, str]]:
     """The rejected rows, each isolated; the other rows are in the table afterwards."""
     names, rows = stored_names(task.layout), outcome.rows
     nothing = Outcome(outcome.emptied, outcome.deleted, NewRows(rows.schema))
@@ -170,25 +188,43 @@ def _tried(connection: Connection, task: EpochTask, outcome: Outcome, *, is_firs
             waiting += [part.slice(half), part.slice(0, half)]
 
 
-def _tried_late(connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool) -> Iterator[tuple[pa.Table, str]]:
+def _tried_late(
+    connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool
+) -> Iterator[tuple[pa.Table, str]]:
     """The same under deferred constraints. A failed row is tried again as long as other rows could be
     removed.
     """
     rows, deleted, identity = outcome.rows, outcome.deleted, task.layout.identity
     if outcome.emptied or not identity:
-        write_outcome(connection, task.place, task.layout, Outcome(outcome.emptied, deleted, NewRows(rows.schema)), is_first=is_first)
+        write_outcome(
+            connection,
+            task.place,
+            task.layout,
+            Outcome(outcome.emptied, deleted, NewRows(rows.schema)),
+            is_first=is_first,
+        )
         deleted = deleted.slice(0, 0)
-    codes, deleted_codes = key_codes([rows, deleted], identity) if identity else (np.arange(rows.num_rows), np.empty(0, np.int64))
+    codes, deleted_codes = (
+        key_codes([rows, deleted], identity)
+        if identity
+        else (np.arange(rows.num_rows), np.empty(0, np.int64))
+    )
 
     def why_not(chosen: Codes) -> str | None:
-        own = Outcome(emptied=False, deleted=_only(deleted, deleted_codes, chosen), new=NewRows.of(_only(rows, codes, chosen)))
+        own = Outcome(
+            emptied=False,
+            deleted=_only(deleted, deleted_codes, chosen),
+            new=NewRows.of(_only(rows, codes, chosen)),
+        )
         return try_writing(connection, lambda: write_outcome(connection, task.place, task.layout, own))
 
     waiting = distinct(np.concatenate([codes, deleted_codes]))
     while len(failed := dict(_failing(why_not, waiting))) not in (0, len(waiting)):
         waiting = np.array(sorted(failed), np.int64)
     # Deleting a row is never rejected.
-    yield from ((_only(rows, codes, np.array([code])), reason) for code, reason in failed.items() if code in codes)
+    yield from (
+        (_only(rows, codes, np.array([code])), reason) for code, reason in failed.items() if code in codes
+    )
 
 
 def _failing(why_not: Callable[[Codes], str | None], codes: Codes) -> Iterator[tuple[int, str]]:
@@ -208,7 +244,11 @@ def _only(table: pa.Table, codes: Codes, chosen: Codes) -> pa.Table:
 
 
 def _last_change(task: EpochTask, row: pa.Table, changes: pa.Table) -> tuple[int, int]:
-    names = [COMMIT_VERSION, ORDINAL] if COMMIT_VERSION in row.column_names else list(task.layout.key or task.layout.columns.names)
+    names = (
+        [COMMIT_VERSION, ORDINAL]
+        if COMMIT_VERSION in row.column_names
+        else list(task.layout.key or task.layout.columns.names)
+    )
     (code,), codes = key_codes([row, changes], names)
     deletes = is_kind(changes, ChangeType.DELETE) | is_kind(changes, ChangeType.TRUNCATE)
     last = take(changes, np.flatnonzero((codes == code) & ~deletes)[-1:])

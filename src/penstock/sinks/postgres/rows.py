@@ -27,7 +27,15 @@ _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
 
 # For these types, equal values have equal texts. Of other types, 1.0 and 1.00 may be the same key.
-_LITERAL = frozenset({0, *(BUILTIN_TYPES[name][0] for name in ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date"))})
+_LITERAL = frozenset(
+    {
+        0,
+        *(
+            BUILTIN_TYPES[name][0]
+            for name in ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date")
+        ),
+    }
+)
 
 _ADDED = {
     pa.bool_(): BUILTIN_TYPES["bool"][0],
@@ -42,7 +50,9 @@ def target_columns(schema: TableSchema) -> tuple[TargetColumn, ...]:
     """The source's columns with the same types. Types that are not built in become text: enums, domains, and
     types of extensions.
     """
-    return tuple(target_column(column.name, column.type_oid, column.type_modifier) for column in schema.columns)
+    return tuple(
+        target_column(column.name, column.type_oid, column.type_modifier) for column in schema.columns
+    )
 
 
 def target_column(name: str, type_oid: int, type_modifier: int) -> TargetColumn:
@@ -66,7 +76,9 @@ def stored_names(layout: Layout) -> list[str]:
 
 def added_columns(layout: Layout) -> list[TargetColumn]:
     """The columns that the mode adds."""
-    added = [field for field in layout.schema if field.name not in layout.columns.names and field.name != EXACT]
+    added = [
+        field for field in layout.schema if field.name not in layout.columns.names and field.name != EXACT
+    ]
     return [TargetColumn(field.name, _ADDED[field.type]) for field in added]
 
 
@@ -107,7 +119,10 @@ def parse_rows(blocks: Iterable[Sequence[pa.StringArray]], layout: Layout) -> pa
     batches = []
     for block in blocks:
         found = dict(zip(names, block, strict=True))
-        columns = [_typed(found[field.name], field) if field.name != EXACT else pa.nulls(len(block[0]), field.type) for field in schema]
+        columns = [
+            _typed(found[field.name], field) if field.name != EXACT else pa.nulls(len(block[0]), field.type)
+            for field in schema
+        ]
         batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return pa.Table.from_batches(batches, schema)
 
@@ -116,7 +131,9 @@ def _texts(values: pa.Array) -> pa.Array:
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values
     if pa.types.is_list(values.type):
-        return pa.array([None if each is None else _array_text(each) for each in values.to_pylist()], pa.string())
+        return pa.array(
+            [None if each is None else _array_text(each) for each in values.to_pylist()], pa.string()
+        )
     return values.cast(pa.string())
 
 

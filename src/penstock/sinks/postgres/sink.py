@@ -24,7 +24,13 @@ from typing_extensions import override
 
 from penstock import storage
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
-from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetForeignError, TargetRewoundError
+from penstock.errors import (
+    SchemaChangedError,
+    SinkError,
+    TableRewrittenError,
+    TargetForeignError,
+    TargetRewoundError,
+)
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.ownership import check_target_table
@@ -49,7 +55,16 @@ from penstock.postgres.target.state import (
     target_transaction,
 )
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound_error
+from penstock.sinks.base import (
+    ChangedRows,
+    ChunkWriter,
+    Sink,
+    SnapshotFile,
+    SnapshotPlace,
+    TableChanges,
+    Target,
+    rewound_error,
+)
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors
 from penstock.sinks.fold import source_column
@@ -58,8 +73,22 @@ from penstock.sinks.lineage import Origin
 from penstock.sinks.modes import Mode, ModeOf, mirrored
 from penstock.sinks.postgres.epoch import EpochTask, apply_epoch, find_rejected
 from penstock.sinks.postgres.rows import is_identified_by_text, source_columns, target_columns
-from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, TableSource, chunk_name, finish, read_small, read_table
-from penstock.sinks.postgres.targets import Naming, PostgresTargets, evolved_record, has_equal_texts, plan_alteration
+from penstock.sinks.postgres.snapshot import (
+    ChunkLoader,
+    FinishTask,
+    TableSource,
+    chunk_name,
+    finish,
+    read_small,
+    read_table,
+)
+from penstock.sinks.postgres.targets import (
+    Naming,
+    PostgresTargets,
+    evolved_record,
+    has_equal_texts,
+    plan_alteration,
+)
 from penstock.sinks.slice_reader import Part, plan_parts, slices_after
 from penstock.spool.reader import FileSlice
 
@@ -109,7 +138,8 @@ class PostgresSink(PostgresTargets, Sink):
         self._remember(table, target.applied if target is not None else None)
         return target
 
-    # snapshots -------------------------------------------------------------------------------------------------------------------
+    # snapshots
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
@@ -120,26 +150,43 @@ class PostgresSink(PostgresTargets, Sink):
         columns = target_columns(schema)
         origin = Origin.of(schema)
         known = None if origin is None else str(origin)
-        begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, token, known)
+        begun = AppliedRecord(
+            self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, token, known
+        )
         with target_transaction(self._address, f"creating {self.describe(schema.name)}") as connection:
             ensure_prepared(connection)
             _drop_staging(connection, former)
             create_table(connection, staging_table(token), columns)
             record_begun(connection, self.place(schema.name), begun)
         self._remember(schema.name, None)
-        files = layout.columns.append(layout.schema.field(EXACT)) if EXACT in layout.schema.names else layout.columns
+        files = (
+            layout.columns.append(layout.schema.field(EXACT))
+            if EXACT in layout.schema.names
+            else layout.columns
+        )
         return SnapshotPlace(self.describe(schema.name), files, token)
 
     @override
-    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+    def can_resume_snapshot(
+        self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
+    ) -> bool:
         record = self.find_record(schema.name)
-        if record is None or record.position is not None or record.staging != place.prefix or record.source_oid != schema.oid:
+        if (
+            record is None
+            or record.position is not None
+            or record.staging != place.prefix
+            or record.source_oid != schema.oid
+        ):
             return False
         if record.columns != target_columns(schema) or record.mode != self._mode_of(schema.name):
             return False
         with target_transaction(self._address, f"reading {self.describe(schema.name)}") as connection:
-            found = {chunk_name(number): rows for number, rows in load_chunks(connection, place.prefix).items()}
-            return is_there(connection, staging_table(place.prefix)) and all(found.get(file.name) == file.rows for file in files)
+            found = {
+                chunk_name(number): rows for number, rows in load_chunks(connection, place.prefix).items()
+            }
+            return is_there(connection, staging_table(place.prefix)) and all(
+                found.get(file.name) == file.rows for file in files
+            )
 
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
@@ -149,26 +196,39 @@ class PostgresSink(PostgresTargets, Sink):
         self._finishing.pop(schema.name, None)
 
     @override
-    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+    def repair_snapshot(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
+    ) -> None:
         self._lock.ensure()
         self._executors.run(finish, [self._finish_task(schema, files, fence, changed)])
         self._check_reached(schema.name, fence)
         self._finishing.pop(schema.name, None)
 
-    def _finish_task(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None) -> FinishTask:
+    def _finish_task(
+        self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None
+    ) -> FinishTask:
         """An attempt of this sink with a lost answer may have succeeded. A repeated attempt has the same
         task.
         """
         name, place = schema.name, self.place(schema.name)
         record = self.find_record(name)
         token = None if record is None else record.staging
-        if record is None or token is None or (record.position is not None and self._finishing.get(name) != token):
-            raise TableRewrittenError(f"{place} was filled or removed by another writer; the snapshot starts again")
+        if (
+            record is None
+            or token is None
+            or (record.position is not None and self._finishing.get(name) != token)
+        ):
+            raise TableRewrittenError(
+                f"{place} was filled or removed by another writer; the snapshot starts again"
+            )
         self._finishing[name] = token
         chunks = {file.name: file.rows for file in files}
-        return FinishTask(self._address, self._pipeline, place, self._layout(schema), token, chunks, fence, changed)
+        return FinishTask(
+            self._address, self._pipeline, place, self._layout(schema), token, chunks, fence, changed
+        )
 
-    # creating and removing tables ------------------------------------------------------------------------------------------------------
+    # creating and removing tables
+    # ------------------------------------------------------------------------------------------------------
 
     @override
     def drop(self, table: TableName) -> None:
@@ -192,16 +252,21 @@ class PostgresSink(PostgresTargets, Sink):
             ensure_prepared(connection)
             check_target_table(connection, place)
             reason = (
-                difference(connection, place, columns, layout.identity) if not layout.mode.adds_columns else f"{layout.mode} adds columns"
+                difference(connection, place, columns, layout.identity)
+                if not layout.mode.adds_columns
+                else f"{layout.mode} adds columns"
             )
             if reason is not None:
                 raise TargetForeignError(
-                    f"{self.describe(schema.name)} cannot be adopted: {reason}", hint="alter the table there, or set existing: replace"
+                    f"{self.describe(schema.name)} cannot be adopted: {reason}",
+                    hint="alter the table there, or set existing: replace",
                 )
             former, _ = load_record(connection, place)
             if former is not None:
                 forget_record(connection, place, former.pipeline)
-            begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, None)
+            begun = AppliedRecord(
+                self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, None
+            )
             record_begun(connection, place, begun)
         return False
 
@@ -226,7 +291,11 @@ class PostgresSink(PostgresTargets, Sink):
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         self._lock.ensure()
         mine = self.find_record(table)
-        if not isinstance(shadow, PostgresSink) or mine is None or (found := shadow.find_record(table)) is None:
+        if (
+            not isinstance(shadow, PostgresSink)
+            or mine is None
+            or (found := shadow.find_record(table)) is None
+        ):
             raise TargetRewoundError(
                 f"{self.describe(table)} no longer exists, so it cannot be replaced by the resynced copy",
                 hint="restart the pipeline to copy the table again",
@@ -258,7 +327,9 @@ class PostgresSink(PostgresTargets, Sink):
     @override
     def drop_shadows(self) -> None:
         self._lock.ensure()
-        with target_transaction(self._address, f"removing leftover resync copies in {self._address.describe()}") as connection:
+        with target_transaction(
+            self._address, f"removing leftover resync copies in {self._address.describe()}"
+        ) as connection:
             if is_prepared(connection):
                 for place in owned_tables(connection, self._pipeline, OWN_SCHEMA):
                     drop_table(connection, place)
@@ -268,7 +339,11 @@ class PostgresSink(PostgresTargets, Sink):
     def version_at(self, table: TableName, position: Position) -> int | None:
         """There is only the current version."""
         record = self.find_record(table)
-        return record.position.value if record is not None and record.position is not None and record.position <= position else None
+        return (
+            record.position.value
+            if record is not None and record.position is not None and record.position <= position
+            else None
+        )
 
     @override
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
@@ -286,9 +361,16 @@ class PostgresSink(PostgresTargets, Sink):
 
     def _readable(self, table: TableName, record: AppliedRecord, version: int | None) -> TableSource:
         layout = Layout(source_columns(record.columns), record.key, Mode(record.mode))
-        return TableSource(self._address, self._pipeline, self.place(table), layout, None if version is None else Position.of(version))
+        return TableSource(
+            self._address,
+            self._pipeline,
+            self.place(table),
+            layout,
+            None if version is None else Position.of(version),
+        )
 
-    # epochs -----------------------------------------------------------------------------------------------------------------------
+    # epochs
+    # --------------------------------------------------------------------------------------------------------
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -300,13 +382,17 @@ class PostgresSink(PostgresTargets, Sink):
         self._check_shape(record, target, changes)
         slices = slices_after(changes.slices, record.position)
         if slices or changes.evolution is not None:
-            self._executors.run(apply_epoch, [self._epoch_task(record, replace(changes, slices=slices), record.position, end)])
+            self._executors.run(
+                apply_epoch, [self._epoch_task(record, replace(changes, slices=slices), record.position, end)]
+            )
         else:
             self._record_position(target.table, end)
         self._check_reached(target.table, end)
 
     @override
-    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+    def find_rejected(
+        self, target: Target, changes: TableChanges, end: Position
+    ) -> dict[tuple[int, int], str]:
         record = self._checked_record(target)
         assert record.position is not None
         slices = slices_after(changes.slices, record.position)
@@ -318,7 +404,9 @@ class PostgresSink(PostgresTargets, Sink):
         record = self.find_record(target.table)
         return record is not None and _is_known_as(record, target) and has_equal_texts(record, evolution)
 
-    def _epoch_task(self, record: AppliedRecord, changes: TableChanges, start: Position, end: Position) -> EpochTask:
+    def _epoch_task(
+        self, record: AppliedRecord, changes: TableChanges, start: Position, end: Position
+    ) -> EpochTask:
         evolution = changes.evolution
         becomes = record if evolution is None else evolved_record(record, evolution)
         layout = Layout(source_columns(becomes.columns), becomes.key, Mode(becomes.mode))
@@ -331,7 +419,12 @@ class PostgresSink(PostgresTargets, Sink):
             layout,
             tuple(changes.slices),
             changes.views,
-            _parts(layout, changes.slices, counts, can_part=not by_source and is_identified_by_text(becomes.columns, becomes.key)),
+            _parts(
+                layout,
+                changes.slices,
+                counts,
+                can_part=not by_source and is_identified_by_text(becomes.columns, becomes.key),
+            ),
             start,
             end,
             None if evolution is None else (becomes, plan_alteration(record, evolution)),
@@ -354,10 +447,13 @@ class PostgresSink(PostgresTargets, Sink):
             is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
         else:
             known = (record.source_oid, record.key, record.columns)
-            is_same = all((schema.oid, schema.key, target_columns(schema)) == known for schema in changes.schemas)
+            is_same = all(
+                (schema.oid, schema.key, target_columns(schema)) == known for schema in changes.schemas
+            )
         if not is_same or record.mode != self._mode_of(changes.table):
             raise SchemaChangedError(
-                f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that",
+                f"table {changes.table} changed its columns, its key, its mode or its identity, and the "
+                "target cannot follow that",
                 hint=(
                     f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} "
                     "and restart the pipeline to copy the table again"
@@ -370,13 +466,17 @@ class PostgresSink(PostgresTargets, Sink):
         return Layout(source_columns(target_columns(schema)), schema.key, self._mode_of(schema.name))
 
     def _record_position(self, table: TableName, position: Position | None) -> None:
-        with target_transaction(self._address, f"recording the position of {self.describe(table)}") as connection:
+        with target_transaction(
+            self._address, f"recording the position of {self.describe(table)}"
+        ) as connection:
             record_position(connection, self.place(table), self._pipeline, position)
 
     def _check_reached(self, table: TableName, position: Position) -> None:
         record = self.find_record(table)
         if record is None or record.position != position:
-            raise SinkError(f"{self.describe(table)} is not at {position}, although the server reported no error")
+            raise SinkError(
+                f"{self.describe(table)} is not at {position}, although the server reported no error"
+            )
         self._remember(table, position)
 
     def _remember(self, table: TableName, position: Position | None) -> None:
@@ -397,7 +497,9 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
         forget_chunks(connection, record.staging)
 
 
-def _parts(layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool) -> tuple[Part | None, ...]:
+def _parts(
+    layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool
+) -> tuple[Part | None, ...]:
     """The parts in which an epoch is reduced. Added rows need none; keys with several texts cannot be
     divided.
     """

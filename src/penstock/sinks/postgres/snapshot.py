@@ -19,7 +19,14 @@ from penstock.errors import SnapshotLostError, TableRewrittenError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.target.ddl import add_columns, replace_table, staging_table
-from penstock.postgres.target.rows import ChunkPlace, count_blocks, delete_keys, insert_rows, load_chunk, read_blocks
+from penstock.postgres.target.rows import (
+    ChunkPlace,
+    count_blocks,
+    delete_keys,
+    insert_rows,
+    load_chunk,
+    read_blocks,
+)
 from penstock.postgres.target.state import (
     ensure_prepared,
     forget_chunks,
@@ -97,14 +104,23 @@ def _is_done(connection: Connection, task: FinishTask) -> bool:
     """
     position = lock_position(connection, task.place, task.pipeline)
     record, _ = load_record(connection, task.place)
-    is_this = record is not None and record.staging == task.token and record.pipeline == task.pipeline and not record.is_replaced
+    is_this = (
+        record is not None
+        and record.staging == task.token
+        and record.pipeline == task.pipeline
+        and not record.is_replaced
+    )
     if is_this and position == task.fence:
         return True
     if not is_this or position is not None:
-        raise TableRewrittenError(f"{task.place} was filled or removed by another writer; the snapshot starts again")
+        raise TableRewrittenError(
+            f"{task.place} was filled or removed by another writer; the snapshot starts again"
+        )
     found = {chunk_name(number): rows for number, rows in load_chunks(connection, task.token).items()}
     if found != dict(task.chunks):
-        raise TableRewrittenError(f"the staged rows of {task.place} are not the ones that were copied; the snapshot starts again")
+        raise TableRewrittenError(
+            f"the staged rows of {task.place} are not the ones that were copied; the snapshot starts again"
+        )
     return False
 
 
@@ -113,7 +129,12 @@ def _repair(connection: Connection, staging: TableName, layout: Layout, changed:
     files = sorted(map(str, storage.list_paths(Path(changed.keys), "*.parquet")))
     delete_keys(connection, staging, layout.key, _blocks(files, matches))
     names = layout.columns.names
-    insert_rows(connection, staging, names, _blocks(list(changed.rows), [value_column(at) for at in range(len(names))]))
+    insert_rows(
+        connection,
+        staging,
+        names,
+        _blocks(list(changed.rows), [value_column(at) for at in range(len(names))]),
+    )
 
 
 def _blocks(files: list[str], names: list[str]) -> Iterator[list[pa.Array]]:
@@ -157,7 +178,10 @@ def read_table(spark: SparkSession, executors: Executors, source: TableSource, s
         blocks = count_blocks(connection, source.place)
     starts = list(range(0, max(1, blocks), _BLOCKS_A_PART))
     ends = [*starts[1:], None]
-    tasks = [ReadTask(source, *each, str(directory / f"{each[0]}.parquet")) for each in zip(starts, ends, strict=True)]
+    tasks = [
+        ReadTask(source, *each, str(directory / f"{each[0]}.parquet"))
+        for each in zip(starts, ends, strict=True)
+    ]
     executors.run(copy_blocks, tasks)
     struct = from_arrow_schema(source.layout.schema, prefer_timestamp_ntz=True)
     return spark.read.schema(struct).parquet(*(task.path for task in tasks))
@@ -184,9 +208,14 @@ def copy_blocks(task: ReadTask) -> None:
     """
     source = task.source
     with target_connection(source.address, f"reading {source.place}") as connection:
-        found, texts = read_blocks(connection, source.place, stored_names(source.layout), (task.first, task.last))
+        found, texts = read_blocks(
+            connection, source.place, stored_names(source.layout), (task.first, task.last)
+        )
         _check_position(source, found)
-        with storage.open_new(Path(task.path)) as file, pq.ParquetWriter(file, source.layout.schema) as writer:
+        with (
+            storage.open_new(Path(task.path)) as file,
+            pq.ParquetWriter(file, source.layout.schema) as writer,
+        ):
             for block in texts:
                 writer.write_table(parse_rows([block], source.layout))
 

@@ -18,7 +18,13 @@ from penstock.errors import ConfigError, PenstockError, TargetForeignError
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.ownership import untrusted_schemas
 from penstock.postgres.target.ddl import Alteration, lacking_privileges
-from penstock.postgres.target.state import OWN_SCHEMA, AppliedRecord, TargetColumn, load_record, target_connection
+from penstock.postgres.target.state import (
+    OWN_SCHEMA,
+    AppliedRecord,
+    TargetColumn,
+    load_record,
+    target_connection,
+)
 from penstock.postgres.types.registry import BUILTIN_TYPES
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets
@@ -46,10 +52,14 @@ class Naming:
         if schema == OWN_SCHEMA:
             raise ConfigError(
                 f"{table} would go to the schema {OWN_SCHEMA} of the target, which holds the positions",
-                hint=f"choose another schema under sink.postgres: `schemas: {{{table.schema}: copied_{table.schema}}}`",
+                hint=f"choose another schema under sink.postgres: `schemas: {{{table.schema}: "
+                f"copied_{table.schema}}}`",
             )
         if len(schema.encode()) > _LONGEST_NAME_BYTES:
-            raise ConfigError(f"the name of schema {schema} is longer than Postgres allows", hint="shorten sink.postgres.schema_prefix")
+            raise ConfigError(
+                f"the name of schema {schema} is longer than Postgres allows",
+                hint="shorten sink.postgres.schema_prefix",
+            )
         return TableName(schema, table.name)
 
 
@@ -79,13 +89,18 @@ class PostgresTargets(Targets):
             return None
         origin = None if record.origin is None else Origin.parse(record.origin)
         columns, mode = source_columns(record.columns), Mode(record.mode)
-        return Target(table, record.source_oid, record.key, columns, record.position, mode, origin, record.copy)
+        return Target(
+            table, record.source_oid, record.key, columns, record.position, mode, origin, record.copy
+        )
 
     @override
     def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
         with self._connected(f"reading {self._address.describe()}") as connection:
             places = [self.place(table) for table in tables]
-            return [*lacking_privileges(connection, places), *untrusted_schemas(connection, {place.schema for place in places})]
+            return [
+                *lacking_privileges(connection, places),
+                *untrusted_schemas(connection, {place.schema for place in places}),
+            ]
 
     def find_record(self, table: TableName) -> AppliedRecord | None:
         """The target's record of the table; None if there is none. Raises if another pipeline wrote it."""
@@ -93,7 +108,12 @@ class PostgresTargets(Targets):
             record, is_there = load_record(connection, self.place(table))
         if record is None and not is_there:
             return None
-        if record is None or record.pipeline != self._pipeline or record.source != table or record.is_replaced:
+        if (
+            record is None
+            or record.pipeline != self._pipeline
+            or record.source != table
+            or record.is_replaced
+        ):
             raise TargetForeignError(
                 f"{self.describe(table)} was written by {_writer(record, self._pipeline)}",
                 hint="choose another schema under sink.postgres, or drop that table",
@@ -109,10 +129,17 @@ class PostgresTargets(Targets):
 def _writer(record: AppliedRecord | None, pipeline: str) -> str:
     if record is None or record.is_replaced:
         return "something that is not Penstock"
-    return f"pipeline {record.pipeline!r}" if record.pipeline != pipeline else f"this pipeline, as the copy of {record.source}"
+    return (
+        f"pipeline {record.pipeline!r}"
+        if record.pipeline != pipeline
+        else f"this pipeline, as the copy of {record.source}"
+    )
 
 
-_WRITTEN_ALIKE = tuple(frozenset(BUILTIN_TYPES[name][0] for name in kind) for kind in (("int2", "int4", "int8"), ("text", "varchar")))
+_WRITTEN_ALIKE = tuple(
+    frozenset(BUILTIN_TYPES[name][0] for name in kind)
+    for kind in (("int2", "int4", "int8"), ("text", "varchar"))
+)
 
 
 def evolved_record(record: AppliedRecord, evolution: Evolution) -> AppliedRecord:
@@ -125,13 +152,18 @@ def evolved_record(record: AppliedRecord, evolution: Evolution) -> AppliedRecord
 
 def _held(origin: Origin) -> dict[str, TargetColumn]:
     columns = [column for column in origin.columns.values() if column.target is not None]
-    return {str(each.target): target_column(str(each.target), each.type_oid, each.type_modifier) for each in columns}
+    return {
+        str(each.target): target_column(str(each.target), each.type_oid, each.type_modifier)
+        for each in columns
+    }
 
 
 def plan_alteration(record: AppliedRecord, evolution: Evolution) -> Alteration:
     """The change of columns, starting from `record`."""
     columns = {column.name: column for column in evolved_record(record, evolution).columns}
-    kept = [replace(column, name=evolution.renamed.get(column.name, column.name)) for column in record.columns]
+    kept = [
+        replace(column, name=evolution.renamed.get(column.name, column.name)) for column in record.columns
+    ]
     return Alteration(
         dict(evolution.renamed),
         tuple(columns[column.name] for column in kept if columns[column.name] != column),

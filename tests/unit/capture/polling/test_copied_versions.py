@@ -22,7 +22,10 @@ def test_copies_between_two_looks_are_found_in_their_order(tmp_path: Path) -> No
     for oid, at in ((1, 7), (1, 6), (2, 6), (1, 5), (1, 8)):
         known.store(oid, copy(at, f"{oid}(0,{at}):5"))
     found = known.load(Position.of(5), Position.of(8))
-    assert {oid: [each.position.value for each in copies] for oid, copies in found.items()} == {1: [6, 7], 2: [6]}
+    assert {oid: [each.position.value for each in copies] for oid, copies in found.items()} == {
+        1: [6, 7],
+        2: [6],
+    }
     assert found[2][0].horizon == 1 << 40
     assert found[2][0].versions.to_pylist() == ["2(0,6):5"]
 

@@ -17,7 +17,9 @@ from penstock.capture.polling.known_keys import KeyTexts, KnownKeys
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 
-TABLE = TableSchema(1, TableName("public", "t"), (Column("id", pa.int64(), 20), Column("code", pa.int64(), 20)), ("id",))
+TABLE = TableSchema(
+    1, TableName("public", "t"), (Column("id", pa.int64(), 20), Column("code", pa.int64(), 20)), ("id",)
+)
 KEYS = st.sets(st.integers(-40, 40), max_size=60)
 
 
@@ -31,13 +33,18 @@ def in_order(keys: set[int], rows: int = 3) -> Iterator[KeyTexts]:
 
 
 def gone(known: KnownKeys, before: Position | None, keys: set[int]) -> list[int]:
-    return sorted(int(key) for texts in known.compare(TABLE, before, in_order(keys)) for key in texts[2].to_pylist())
+    return sorted(
+        int(key) for texts in known.compare(TABLE, before, in_order(keys)) for key in texts[2].to_pylist()
+    )
 
 
 @given(looks=st.lists(KEYS, min_size=1, max_size=5), rows=st.integers(1, 9))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_keys_that_are_gone_are_those_that_were_there(
-    looks: list[set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    looks: list[set[int]],
+    rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
     monkeypatch.setattr(key_file, "_BATCH_ROWS", rows)
@@ -78,7 +85,11 @@ def test_files_of_other_looks_go_and_those_of_other_tables_stay(tmp_path: Path) 
     for oid, at in ((1, 5), (1, 6), (2, 5)):
         known.store(replace(TABLE, oid=oid), Position.of(at), in_order({1}))
     known.keep_only({1: Position.of(6)})
-    assert [known.has(replace(TABLE, oid=oid), Position.of(at)) for oid, at in ((1, 5), (1, 6), (2, 5))] == [False, True, True]
+    assert [known.has(replace(TABLE, oid=oid), Position.of(at)) for oid, at in ((1, 5), (1, 6), (2, 5))] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_keys_of_another_column_or_type_are_as_good_as_lost(tmp_path: Path) -> None:
@@ -98,7 +109,10 @@ def test_keys_of_another_column_or_type_are_as_good_as_lost(tmp_path: Path) -> N
 @given(keys=st.tuples(KEYS, KEYS, KEYS), rows=st.integers(1, 9))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_keys_deleted_from_a_copy_are_reported_unless_the_poll_before_had_them(
-    keys: tuple[set[int], set[int], set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    keys: tuple[set[int], set[int], set[int]],
+    rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
     monkeypatch.setattr(key_file, "_BATCH_ROWS", rows)
@@ -109,7 +123,11 @@ def test_keys_deleted_from_a_copy_are_reported_unless_the_poll_before_had_them(
     assert known.copies(TABLE, Position.of(5), Position.of(7)) == [Position.of(6)]
     compared = known.compare(TABLE, Position.of(5), in_order(now), keeps_same=True)
     assert sorted(int(key) for texts in compared for key in texts[2].to_pylist()) == sorted(before - now)
-    found = [int(key) for texts in known.compare_copy(TABLE, Position.of(6), Position.of(5)) for key in texts[2].to_pylist()]
+    found = [
+        int(key)
+        for texts in known.compare_copy(TABLE, Position.of(6), Position.of(5))
+        for key in texts[2].to_pylist()
+    ]
     assert sorted(found) == sorted(copied - before - now)
 
 

@@ -11,7 +11,14 @@ from penstock.capture.polling.tables import PollingState, TableState
 from penstock.errors import SpoolCorruptError, UnsupportedTableError
 from penstock.position import Position
 from penstock.postgres.consistent_read import ConsistentRead
-from penstock.postgres.polled_tables import EVERYTHING, CursorColumn, PolledTable, Window, check_cursor, window_condition
+from penstock.postgres.polled_tables import (
+    EVERYTHING,
+    CursorColumn,
+    PolledTable,
+    Window,
+    check_cursor,
+    window_condition,
+)
 from penstock.schema import Column, TableName, TableSchema
 
 SCHEMA = TableSchema(1, TableName("public", "t"), (Column("id", pa.int64(), 20),), ("id",))
@@ -31,7 +38,10 @@ def test_rows_are_selected_by_the_age_of_their_transaction() -> None:
 
 def test_transaction_ids_of_later_epochs_are_selected_by_the_bits_that_rows_store() -> None:
     horizon = (3 << 32) + 17
-    assert asked(BY_XMIN, Window(horizon=horizon), xmax=horizon + 5) == "age(t.xmin) BETWEEN 0 AND age('17'::xid)"
+    assert (
+        asked(BY_XMIN, Window(horizon=horizon), xmax=horizon + 5)
+        == "age(t.xmin) BETWEEN 0 AND age('17'::xid)"
+    )
 
 
 @pytest.mark.parametrize("distance", [1 << 31, 1 << 40, -1])
@@ -43,7 +53,9 @@ def test_column_is_selected_from_a_value_on_and_for_a_while_by_transaction_too()
     low = Window("2026-01-01 00:00:00+00")
     column = "t.\"changed at\" >= CAST('2026-01-01 00:00:00+00' AS timestamp with time zone)"
     assert asked(BY_COLUMN, low) == column
-    assert asked(BY_COLUMN, Window(low.low, 990)) == f"({column} OR age(t.xmin) BETWEEN 0 AND age('990'::xid))"
+    assert (
+        asked(BY_COLUMN, Window(low.low, 990)) == f"({column} OR age(t.xmin) BETWEEN 0 AND age('990'::xid))"
+    )
     assert asked(BY_COLUMN, Window(None, 990)) == "true"
 
 
@@ -63,7 +75,11 @@ def test_state_survives_the_way_through_a_mark() -> None:
     many = TableState("v bigint", Window("5", 3), pa.array([str(each) for each in range(2_000)], pa.string()))
     found = PollingState.parse(PollingState("1/1", Position.of(9), {1: known, 2: many}).to_text())
     assert (found.system, found.reached) == ("1/1", Position.of(9))
-    assert (found.tables[1].how, found.tables[1].window, found.tables[1].keys) == ("xmin", known.window, Position.of(7))
+    assert (found.tables[1].how, found.tables[1].window, found.tables[1].keys) == (
+        "xmin",
+        known.window,
+        Position.of(7),
+    )
     assert found.tables[1].seen.to_pylist() == ["1(0,1):5"]
     assert found.tables[2].window == Window("5", 3)
     assert len(found.tables[2].seen) == 1_000, "of too many, the rest is read next; none is missed"

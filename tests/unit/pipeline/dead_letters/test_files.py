@@ -18,7 +18,16 @@ from penstock.pipeline.dead_letters.rejections import DEAD_LETTER_SCHEMA
 from penstock.pipeline.dead_letters.store import DeadLetterStore, PendingBatch
 from penstock.position import Position
 from penstock.sinks.modes import Mode
-from tests.support.memory_pipeline import BEYOND, Died, MemoryPipeline, dying_writes, epoch, key, memory_pipeline, row
+from tests.support.memory_pipeline import (
+    BEYOND,
+    Died,
+    MemoryPipeline,
+    dying_writes,
+    epoch,
+    key,
+    memory_pipeline,
+    row,
+)
 from tests.support.sinks.history import PLAIN
 from tests.support.sinks.source import Source, Value
 
@@ -30,7 +39,9 @@ def made() -> Iterator[MemoryPipeline]:
         yield opened
 
 
-def test_C08_a_dead_letter_settled_after_a_disk_error_during_compaction_stays_settled(made: MemoryPipeline, tmp_path: Path) -> None:
+def test_C08_a_dead_letter_settled_after_a_disk_error_during_compaction_stays_settled(
+    made: MemoryPipeline, tmp_path: Path
+) -> None:
     made.many = 100
     made.open()
     for number in range(10, 13):
@@ -45,7 +56,16 @@ def test_C08_a_dead_letter_settled_after_a_disk_error_during_compaction_stays_se
         store = DeadLetterStore(copy, "p", 2)
         with dying_writes(after), suppress(Died):
             store.compact(made.name)
-        assert len([name for slice in store.slices(made.name, end) for name in store.open_in(made.name, slice.path)]) == 3
+        assert (
+            len(
+                [
+                    name
+                    for slice in store.slices(made.name, end)
+                    for name in store.open_in(made.name, slice.path)
+                ]
+            )
+            == 3
+        )
         store.settle(PendingBatch(made.name, end, superseded={first: end.value}), counts=True)
         for again in (store, DeadLetterStore(copy, "p", 2)):
             again.sweep()
@@ -54,7 +74,9 @@ def test_C08_a_dead_letter_settled_after_a_disk_error_during_compaction_stays_se
             assert again.load().num_rows == 3
 
 
-def test_inputs_of_a_batch_are_durable_before_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_a_batch_are_durable_before_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[Path] = []
     sync, put = storage.sync_directory, storage.put
 
@@ -74,7 +96,9 @@ def test_inputs_of_a_batch_are_durable_before_the_batch(tmp_path: Path, monkeypa
     assert store.pending_batches() == [batch]
 
 
-def test_epochs_do_not_wait_while_settled_dead_letters_are_compacted(made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_do_not_wait_while_settled_dead_letters_are_compacted(
+    made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first pass finds nothing to do and reads no more than that needs; the second rewrites the files."""
     store, read = made.box.store, pq.read_table
     made.source.insert(row(1))

@@ -1,4 +1,6 @@
-"""Dead letters of a table and of the shadow that replaces it: which count depends on the result of the swap."""
+"""Dead letters of a table and of the shadow that replaces it: which count depends on the result of the
+swap.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from penstock.schema import TableName
 from penstock.sinks.base import TableChanges
 from penstock.sinks.modes import Mode
 from penstock.spool.reader import SpoolReader
-from tests.support.memory_pipeline import BEYOND, LONG, Died, ListSink, MemoryPipeline, epoch, memory_pipeline, row
+from tests.support.memory_pipeline import (
+    BEYOND,
+    LONG,
+    Died,
+    ListSink,
+    MemoryPipeline,
+    epoch,
+    memory_pipeline,
+    row,
+)
 from tests.support.pipeline.epochs import open_resyncs
 from tests.support.sinks.history import PLAIN
 from tests.support.sinks.source import Source
@@ -42,7 +53,10 @@ class Swap:
         self.end = made.sink.applied[made.name]
         self.stem = _letter_of_copy(made, self.end)
         self.resyncs = open_resyncs(
-            made.sink, made.root, dead_letters=made.box, on_done=lambda name, is_done: self.done.append((name, is_done))
+            made.sink,
+            made.root,
+            dead_letters=made.box,
+            on_done=lambda name, is_done: self.done.append((name, is_done)),
         )
         self.shadow = ListSink(PLAIN, Mode.MIRROR, [], self.end.value)
         self.shadow.copy = "second"
@@ -61,10 +75,14 @@ def _letter_of_copy(made: MemoryPipeline, end: Position) -> str:
     """Like the existing one, for another row."""
     store = made.box.store
     stem = store.new_stem(made.name, end)
-    (letters,), (changes,) = (list(store.directory.glob(pattern)) for pattern in ("*.parquet", "_changes/*.parquet"))
+    (letters,), (changes,) = (
+        list(store.directory.glob(pattern)) for pattern in ("*.parquet", "_changes/*.parquet")
+    )
     (letter,) = pq.read_table(letters, schema=DEAD_LETTER_SCHEMA, partitioning=None).to_pylist()
     other = {**letter, "key": '{"id":9}', "commit_version": letter["commit_version"] - 1}
-    pq.write_table(pa.Table.from_pylist([other], DEAD_LETTER_SCHEMA), store.pending / f"{stem}{LETTERS_SUFFIX}")
+    pq.write_table(
+        pa.Table.from_pylist([other], DEAD_LETTER_SCHEMA), store.pending / f"{stem}{LETTERS_SUFFIX}"
+    )
     shutil.copy(changes, store.pending / f"{stem}{CHANGES_SUFFIX}")
     return stem
 
@@ -100,12 +118,16 @@ def test_C08_after_a_kill_the_target_tells_whether_the_copy_took_its_place_thoug
     assert keys(made) == [expected]
 
 
-def test_C08_dead_letters_of_a_copy_outlive_a_repeated_swap(made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C08_dead_letters_of_a_copy_outlive_a_repeated_swap(
+    made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
     swap = Swap(made)
     swap.go("failed")
     assert keys(made) == ['{"id":4}']
-    made.box.screen_resync(made.sink, swap.shadow.load_target(made.name), TableChanges(made.name, (), ChangeCounts()), swap.end)
+    made.box.screen_resync(
+        made.sink, swap.shadow.load_target(made.name), TableChanges(made.name, (), ChangeCounts()), swap.end
+    )
     assert keys(made) == ['{"id":4}'], "a second attempt is no proof of the first"
     assert len(made.box.store.pending_slices([swap.stem], swap.end)) == 1
     swap.go()
@@ -128,7 +150,9 @@ def test_C08_a_swap_that_failed_after_its_shadow_left_out_a_refused_row_is_repea
     assert swap.resyncs.may_begin(made.name)
 
 
-def test_C08_a_copy_that_took_the_table_s_place_counts_though_the_answer_was_lost(made: MemoryPipeline) -> None:
+def test_C08_a_copy_that_took_the_table_s_place_counts_though_the_answer_was_lost(
+    made: MemoryPipeline,
+) -> None:
     swap = Swap(made)
     assert swap.go("lost") == [made.name]
     assert keys(made) == ['{"id":9}']
@@ -136,7 +160,9 @@ def test_C08_a_copy_that_took_the_table_s_place_counts_though_the_answer_was_los
 
 def test_a_posting_of_an_earlier_version_is_decided_by_position(made: MemoryPipeline) -> None:
     end = made.sink.applied[made.name]
-    data = PendingBatch(made.name, end, is_resync=True, copy="second").dump().replace(b', "copy": "second"', b"")
+    data = (
+        PendingBatch(made.name, end, is_resync=True, copy="second").dump().replace(b', "copy": "second"', b"")
+    )
     batch = PendingBatch.parse(data, made.root)
     assert batch.copy is None
     assert batch.counts_for(made.sink.load_target(made.name))

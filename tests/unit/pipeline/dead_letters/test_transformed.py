@@ -37,7 +37,10 @@ def row(key: int, note: str | None) -> Row:
 
 
 QUERY = PlainQuery(
-    {"who": "id", "note": Made("integer", ("note",), lambda row: None if row["note"] is None else int(row["note"]))},
+    {
+        "who": "id",
+        "note": Made("integer", ("note",), lambda row: None if row["note"] is None else int(row["note"])),
+    },
     Made("boolean", ("note", "id"), lambda row: row["note"] != "no" or 1 / (row["id"] - 5) > 1),
 )
 """Fails on notes that are not numbers; the filter excludes row 5."""
@@ -51,7 +54,9 @@ class TransformedOffice(MemoryPipeline):
     def open(self) -> None:
         if self.sink.table != self.transform.schema(PLAIN):
             self.sink = ListSink(self.transform.schema(PLAIN), self.mode, [], self.source.fence)
-        sink = TransformingSink(self.sink, lambda _: self.transform, InlineExecutors(), self.root / "staged", QUERY)
+        sink = TransformingSink(
+            self.sink, lambda _: self.transform, InlineExecutors(), self.root / "staged", QUERY
+        )
         self.box = DeadLetterQueue(
             DeadLetterStore(self.root / "lake", "p"),
             InlineExecutors(),
@@ -66,7 +71,8 @@ class TransformedOffice(MemoryPipeline):
         target = sink.load_target(PLAIN.name)
         assert target is not None
         self.applier.tables.start(
-            {target.table: target}, {target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)}
+            {target.table: target},
+            {target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)},
         )
 
     def take(self) -> dict[str | int | None, int | str | None]:
@@ -123,7 +129,10 @@ def test_K12_a_row_on_which_a_query_fails_is_a_dead_letter_and_the_rest_continue
             made.source.insert(row(key, note))
         assert made.take() == {1: 1, 4: 4}
         reasons = sorted(letter["reason"] for letter in made.letters())
-        assert ["'note' cannot be computed" in reasons[0], "the filter cannot be evaluated" in reasons[1]] == [True, True]
+        assert [
+            "'note' cannot be computed" in reasons[0],
+            "the filter cannot be evaluated" in reasons[1],
+        ] == [True, True]
 
         made.source.update((Value(1),), row(1, "x"))
         made.source.update((Value(2),), row(2, "2"))
@@ -193,7 +202,11 @@ def log(tmp_path: Path) -> LogPipeline:
 def change(made: LogPipeline, amount: int | None, note: str | None = None) -> None:
     """A change of row 1; without amount: a rejected one; without note: the note is unchanged TOAST."""
     values = {"amount": BEYOND if amount is None else Value(Decimal(amount))}
-    made.source.update((Value(1),), values if note is None else {**values, "note": Value(note)}, [] if note is not None else ["note"])
+    made.source.update(
+        (Value(1),),
+        values if note is None else {**values, "note": Value(note)},
+        [] if note is not None else ["note"],
+    )
 
 
 def test_K12_a_missing_value_of_a_change_is_not_taken_from_before_a_rejected_one(log: LogPipeline) -> None:
@@ -204,7 +217,12 @@ def test_K12_a_missing_value_of_a_change_is_not_taken_from_before_a_rejected_one
     change(log, 6)
     log.take()
     one, two, five, six = (Decimal(number) for number in (1, 2, 5, 6))
-    assert logged(log) == [(one, "first", None), (two, "second", None), (five, "fifth", None), (six, "fifth", None)]
+    assert logged(log) == [
+        (one, "first", None),
+        (two, "second", None),
+        (five, "fifth", None),
+        (six, "fifth", None),
+    ]
     assert [letter["code"] for letter in log.letters()] == ["PEN-1411", "PEN-1414"]
 
 

@@ -43,9 +43,17 @@ def parts(leaves: Mapping[int, int], xid: int = 710) -> Partitions:
         ({1, 2}, {1: False, 3: False}, DETACHED),
     ],
 )
-def test_S12_a_detached_partition_or_one_attached_with_rows_is_detected(known: set[int], now: dict[int, bool], reason: str | None) -> None:
-    found = {TABLE: Partitions({oid: Partition(ROOT, oid, 700, is_attached) for oid, is_attached in now.items()}, 720)}
-    assert moved_partitions({TABLE: KnownPartitions(dict.fromkeys(known, 0), 0)}, found) == ({} if reason is None else {TABLE: reason})
+def test_S12_a_detached_partition_or_one_attached_with_rows_is_detected(
+    known: set[int], now: dict[int, bool], reason: str | None
+) -> None:
+    found = {
+        TABLE: Partitions(
+            {oid: Partition(ROOT, oid, 700, is_attached) for oid, is_attached in now.items()}, 720
+        )
+    }
+    assert moved_partitions({TABLE: KnownPartitions(dict.fromkeys(known, 0), 0)}, found) == (
+        {} if reason is None else {TABLE: reason}
+    )
     assert moved_partitions({}, found) == {}, "a partition that was unknown is accepted"
 
 
@@ -59,9 +67,13 @@ def test_S12_a_detached_partition_or_one_attached_with_rows_is_detected(known: s
     ],
     ids=["as before", "moved", "new", "new and moved since"],
 )
-def test_R12_a_part_that_does_not_lie_where_it_did_is_noticed(now: dict[int, int], elsewhere: list[int]) -> None:
+def test_R12_a_part_that_does_not_lie_where_it_did_is_noticed(
+    now: dict[int, int], elsewhere: list[int]
+) -> None:
     assert list(changed_files(KNOWN, parts(now))) == elsewhere
-    assert list(changed_files(KnownPartitions(dict.fromkeys(now, 0), 0), parts(now))) == [], "their former parents are unknown"
+    assert list(changed_files(KnownPartitions(dict.fromkeys(now, 0), 0), parts(now))) == [], (
+        "their former parents are unknown"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,9 @@ def test_R12_a_part_that_does_not_lie_where_it_did_is_noticed(now: dict[int, int
         ({1: True, 2: None}, Verdict.BUSY),
     ],
 )
-def test_R12_a_part_without_any_older_row_counts_as_emptied(answers: dict[int, bool | None], verdict: Verdict) -> None:
+def test_R12_a_part_without_any_older_row_counts_as_emptied(
+    answers: dict[int, bool | None], verdict: Verdict
+) -> None:
     now = parts({1: 30, 2: 31})
     assert judge(KNOWN, now, (), lambda oid, part: answers[oid]) is verdict
     assert judge(KNOWN, now, {710}, lambda oid, part: False) is Verdict.KEPT, "the log has shown it"
@@ -101,5 +115,7 @@ def test_S12_observations_are_kept_over_restarts(tmp_path: Path) -> None:
 
 
 def test_S12_observations_of_an_older_version_count(tmp_path: Path) -> None:
-    (tmp_path / "parts.json").write_text(json.dumps({"format": 1, "tables": {str(TABLE): [1, 2]}}), encoding="utf-8")
+    (tmp_path / "parts.json").write_text(
+        json.dumps({"format": 1, "tables": {str(TABLE): [1, 2]}}), encoding="utf-8"
+    )
     assert load_partitions(tmp_path) == {TABLE: KnownPartitions({1: 0, 2: 0}, 0)}

@@ -1,4 +1,6 @@
-"""Tables that need a resync while the others continue: a real spool, and a sink that only records positions."""
+"""Tables that need a resync while the others continue: a real spool, and a sink that only records
+positions.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,17 @@ class Pair:
 
     def __post_init__(self) -> None:
         (self.root / "lake").mkdir()
-        capture(self.root / "spool", 0, [[Commit(position, (ORDERS, *self._items(position)))] for position in range(100, 1001, 100)])
-        self.tracker = SchemaTracker(lambda _: SchemaRule(self.policy, can_resync=self.can_resync), self._inspect)
-        epochs = open_epochs(self.sink, self.root, tracker=self.tracker, order_resync=self.ordered.__setitem__)
+        capture(
+            self.root / "spool",
+            0,
+            [[Commit(position, (ORDERS, *self._items(position)))] for position in range(100, 1001, 100)],
+        )
+        self.tracker = SchemaTracker(
+            lambda _: SchemaRule(self.policy, can_resync=self.can_resync), self._inspect
+        )
+        epochs = open_epochs(
+            self.sink, self.root, tracker=self.tracker, order_resync=self.ordered.__setitem__
+        )
         self.applier, self.resyncs = epochs.applier, epochs.resyncs
 
     def _items(self, position: int) -> list[TableSchema]:
@@ -77,7 +87,9 @@ class Pair:
 
     def start(self, mode: Mode = Mode.MIRROR) -> None:
         targets = {schema.name: self.target(schema, mode) for schema in (ORDERS, ITEMS)}
-        self.applier.tables.start(targets, {name: TableStatus(TableState.STREAMING, at(100), at(100)) for name in targets})
+        self.applier.tables.start(
+            targets, {name: TableStatus(TableState.STREAMING, at(100), at(100)) for name in targets}
+        )
 
     def target(self, schema: TableSchema, mode: Mode = Mode.MIRROR) -> Target:
         self.sink.applied[schema.name] = at(100)
@@ -137,7 +149,9 @@ def _shadow_of(pair: Pair, schema: TableSchema, position: int) -> tuple[Position
     return shadow, Target(schema.name, schema.oid, schema.key, columns, at(position), Mode.MIRROR, origin)
 
 
-def test_a_shadow_catches_up_and_is_prepared_beside_the_epochs_and_the_swap_applies_only_later_changes(pair: Pair) -> None:
+def test_a_shadow_catches_up_and_is_prepared_beside_the_epochs_and_the_swap_applies_only_later_changes(
+    pair: Pair,
+) -> None:
     pair.start()
     pair.applier.apply(at(200))
     shadow, target = _shadow_of(pair, ORDERS, 200)
@@ -186,7 +200,9 @@ def test_changes_that_do_not_identify_their_row_reach_a_shadow_neither_before_th
     assert (pair.sink.replaced, ORDERS.name in pair.resyncs) == ([], False)
 
 
-def test_a_shadow_that_cannot_be_prepared_is_left_to_the_epoch_and_one_that_was_given_up_is_not_prepared(pair: Pair) -> None:
+def test_a_shadow_that_cannot_be_prepared_is_left_to_the_epoch_and_one_that_was_given_up_is_not_prepared(
+    pair: Pair,
+) -> None:
     pair.start()
     pair.applier.apply(at(200))
     _, target = _shadow_of(pair, ORDERS, 200)
@@ -232,7 +248,9 @@ def test_S13_a_table_that_is_to_stop_stops(tmp_path: Path) -> None:
 
 def test_S02_a_column_made_again_under_its_name_is_found_in_the_catalog_alone(pair: Pair) -> None:
     pair.start()
-    pair.applier.observe_catalog(CatalogSnapshot({ITEMS.name: numbered(ITEMS, 1, 3), ORDERS.name: numbered(ORDERS, 1, 2, 3)}))
+    pair.applier.observe_catalog(
+        CatalogSnapshot({ITEMS.name: numbered(ITEMS, 1, 3), ORDERS.name: numbered(ORDERS, 1, 2, 3)})
+    )
     pair.applier.apply(at(200))
     assert list(pair.ordered) == [ITEMS.name]
     assert ITEMS.name not in pair.sink.taken
@@ -265,7 +283,9 @@ def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_
     assert list(pair.ordered) == [ITEMS.name]
 
 
-def test_S05_a_catalog_that_does_not_show_the_transaction_yet_is_read_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_S05_a_catalog_that_does_not_show_the_transaction_yet_is_read_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
     pair.start()
     pair.xids = frozenset({7})
@@ -298,7 +318,9 @@ class Following(PositionSink):
         super().apply(target, changes, end)
         if changes.evolution is not None:
             new = changes.evolution
-            self.became[target.table] = replace(target, schema=new.columns, key=new.key, origin=new.origin, applied=end)
+            self.became[target.table] = replace(
+                target, schema=new.columns, key=new.key, origin=new.origin, applied=end
+            )
 
 
 @pytest.fixture
@@ -307,9 +329,13 @@ def idle(tmp_path: Path) -> Pair:
     return Pair(tmp_path, sink=Following(), last_items=200)
 
 
-def test_S06_schema_changes_of_an_idle_table_are_followed_once_all_earlier_changes_are_applied(idle: Pair) -> None:
+def test_S06_schema_changes_of_an_idle_table_are_followed_once_all_earlier_changes_are_applied(
+    idle: Pair,
+) -> None:
     idle.start()
-    idle.applier.observe_catalog(CatalogSnapshot({ITEMS.name: idle.now, ORDERS.name: numbered(ORDERS, 1, 2, 3)}, at(400)))
+    idle.applier.observe_catalog(
+        CatalogSnapshot({ITEMS.name: idle.now, ORDERS.name: numbered(ORDERS, 1, 2, 3)}, at(400))
+    )
     assert not idle.applier.is_level, "a run that is to catch up waits for it"
     idle.applier.apply(at(300))
     assert idle.became() is None, "changes of the former schema may still arrive"
@@ -319,7 +345,9 @@ def test_S06_schema_changes_of_an_idle_table_are_followed_once_all_earlier_chang
     assert idle.applier.is_level
     asked = idle.asked
     idle.applier.apply(at(600))
-    assert (idle.asked, idle.sink.applied[ITEMS.name]) == (asked, at(500)), "it has been followed, and there is nothing new"
+    assert (idle.asked, idle.sink.applied[ITEMS.name]) == (asked, at(500)), (
+        "it has been followed, and there is nothing new"
+    )
 
 
 def test_S06_an_idle_table_is_followed_without_an_epoch(idle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,14 +414,18 @@ def test_S07_a_renamed_table_takes_over_the_state_under_its_old_name(tmp_path: P
     assert pair.ordered == {ITEMS.name: "it was called public.things"}
     assert pair.sink.applied[ITEMS.name] == at(500)
     assert pair.sink.taken[ITEMS.name] == [(100, 500)]
-    assert pair.state(ITEMS) is TableState.SNAPSHOTTING, "the catalog decides whether there is something to copy"
+    assert pair.state(ITEMS) is TableState.SNAPSHOTTING, (
+        "the catalog decides whether there is something to copy"
+    )
     pair.applier.tables.request_dropped(ITEMS.name, "it is called public.things now")
     pair.applier.apply(at(600))
     assert pair.state(ITEMS) is TableState.GONE
     assert pair.applier.is_level
 
 
-def test_S07_rows_that_only_the_target_has_are_not_given_up_because_its_table_was_renamed(tmp_path: Path) -> None:
+def test_S07_rows_that_only_the_target_has_are_not_given_up_because_its_table_was_renamed(
+    tmp_path: Path,
+) -> None:
     pair = Pair(tmp_path, can_resync=False, last_items=200, renamed_to=TableName("public", "things"))
     pair.start(Mode.HISTORY)
     pair.applier.apply(at(500))
@@ -402,7 +434,9 @@ def test_S07_rows_that_only_the_target_has_are_not_given_up_because_its_table_wa
     assert "public.things" in (pair.applier.tables.statuses[ITEMS.name].reason or "")
 
 
-def test_S02_columns_dropped_and_added_unseen_are_followed_only_if_nothing_can_have_been_applied_in_between(idle: Pair) -> None:
+def test_S02_columns_dropped_and_added_unseen_are_followed_only_if_nothing_can_have_been_applied_in_between(
+    idle: Pair,
+) -> None:
     """A column that is dropped and made again shows in no change."""
     idle.start()
     idle.now = numbered(replace(ITEMS, columns=(ITEMS.columns[0], Column("other", pa.string(), 25))), 1, 3)
@@ -426,9 +460,13 @@ def test_S02_columns_dropped_and_added_while_a_table_was_idle_are_followed(idle:
 def test_R12_the_transactions_that_emptied_a_table_are_remembered_by_their_32_bits(pair: Pair) -> None:
     pair.start()
     assert pair.applier.truncates(ITEMS.name) == frozenset()
-    rows = pa.concat_batches([batch(ITEMS, [(100, 0)], xid=8).rows, batch(ITEMS, [(200, 0)], xid=(1 << 32) + 9).rows])
+    rows = pa.concat_batches(
+        [batch(ITEMS, [(100, 0)], xid=8).rows, batch(ITEMS, [(200, 0)], xid=(1 << 32) + 9).rows]
+    )
     place = rows.schema.get_field_index("_change_type")
-    rows = rows.set_column(place, rows.schema.field(place), pa.array(["insert", "truncate"], rows.schema.field(place).type))
+    rows = rows.set_column(
+        place, rows.schema.field(place), pa.array(["insert", "truncate"], rows.schema.field(place).type)
+    )
     writer = SpoolWriter(pair.root / "other", at(0))
     changes = ChangeBatch(ITEMS, rows, ChangeCounts(inserts=1, truncates=1))
     writer.append(Transactions((changes,), at(200), time_of(200), 2))
@@ -450,7 +488,9 @@ def test_a_table_that_has_to_be_resynced_again_and_again_fails_instead(pair: Pai
         pair.applier.apply(at(500))
     assert resyncs == error_policy.MOST_RESYNCS + 1
     status = pair.applier.tables.statuses[ITEMS.name]
-    assert "resynced 20 times within an hour, and again its target cannot be altered in place" in (status.reason or "")
+    assert "resynced 20 times within an hour, and again its target cannot be altered in place" in (
+        status.reason or ""
+    )
     assert status.remedy
     assert pair.state(ORDERS) is TableState.STREAMING
 
@@ -471,7 +511,9 @@ def test_another_copy_of_a_table_that_was_altered_while_it_was_resynced_waits_fo
 
 
 @pytest.mark.parametrize("ending", ["removed", "refused", "dropped"])
-def test_a_run_does_not_wait_for_another_copy_of_a_table_that_is_not_to_be_resynced_any_more(pair: Pair, ending: str) -> None:
+def test_a_run_does_not_wait_for_another_copy_of_a_table_that_is_not_to_be_resynced_any_more(
+    pair: Pair, ending: str
+) -> None:
     pair.start()
     shadow = PositionSink()
     pair.resyncs.begin(ITEMS.name, shadow, at(100))

@@ -43,7 +43,13 @@ class _Coordinator:
     def load_target(self, _: TableName) -> object:
         return object()
 
-    def copy(self, tables: Sequence[CatalogTable], _hold: object, arrive: Callable[[TableName], None], _stopping: object) -> dict[Any, Any]:
+    def copy(
+        self,
+        tables: Sequence[CatalogTable],
+        _hold: object,
+        arrive: Callable[[TableName], None],
+        _stopping: object,
+    ) -> dict[Any, Any]:
         assert self.may_end.wait(10)
         if self._failure is not None:
             raise self._failure
@@ -64,7 +70,9 @@ class _Listener:
 
 def test_a_copy_of_a_removed_table_is_neither_handed_over_nor_resumed() -> None:
     coordinator, listener = _Coordinator(None), _Listener()
-    copies = BackgroundSnapshots(cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", listener), PipelineObserver())
+    copies = BackgroundSnapshots(
+        cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", listener), PipelineObserver()
+    )
     copies.start([TABLE])
     copies.abandon(TABLE.name)
     assert copies.is_copying(TABLE.name), "it cannot be copied again before this copy has ended"
@@ -82,7 +90,9 @@ def test_a_copy_of_a_removed_table_is_neither_handed_over_nor_resumed() -> None:
 @pytest.mark.parametrize("failure", [None, SinkRefusedError("no", hint="no")])
 def test_a_copy_is_over_when_its_thread_has_ended_and_has_nothing_to_raise(failure: Exception | None) -> None:
     coordinator = _Coordinator(failure)
-    copies = BackgroundSnapshots(cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", _Listener()), PipelineObserver())
+    copies = BackgroundSnapshots(
+        cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", _Listener()), PipelineObserver()
+    )
     copies.start([TABLE])
     assert not copies.is_over
     coordinator.may_end.set()
@@ -96,7 +106,9 @@ def test_a_copy_is_over_when_its_thread_has_ended_and_has_nothing_to_raise(failu
             copies.check()
 
 
-def test_an_error_while_an_error_is_answered_ends_the_round_and_not_only_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_an_error_is_answered_ends_the_round_and_not_only_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nothing: Any = None
     copying = SnapshotRound(nothing, [], 1, nothing)
     schedule: Any = Schedule([(SimpleNamespace(name=TABLE.name), 0)])

@@ -26,7 +26,9 @@ from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 
 NAME = TableName("a.b", 'odd "name"')
-SCHEMA = TableSchema(7, NAME, (Column("id", pa.int64(), 20), Column("v", pa.decimal128(38, 18), 1700)), ("id",))
+SCHEMA = TableSchema(
+    7, NAME, (Column("id", pa.int64(), 20), Column("v", pa.decimal128(38, 18), 1700)), ("id",)
+)
 LEAVES = (Leaf(7, NAME, 70), Leaf(8, TableName("x", "leaf"), 80))
 OUTLINE = CopyFingerprint(SCHEMA, (1, 3), ("bigint",), "(id > 0)", "16384/17", True, LEAVES, "f00")
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +37,10 @@ STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 def make_plan(fence: int = 100) -> SnapshotPlan:
     chunks = tuple(cut_chunks(MeasuredTable(OUTLINE, {7: 4 * 8192, 8: 0}), 2 * 8192))
     place = SnapshotPlace(
-        "/lake/t", pa.schema([("id", pa.int64()), ("col-1", pa.decimal128(38, 18))]), "snapshot-64", (("at", 5), ("gone", None))
+        "/lake/t",
+        pa.schema([("id", pa.int64()), ("col-1", pa.decimal128(38, 18))]),
+        "snapshot-64",
+        (("at", 5), ("gone", None)),
     )
     return SnapshotPlan(new_plan_id(), OUTLINE, Position.of(fence), place, chunks, STARTED)
 
@@ -74,7 +79,9 @@ def test_a_new_plan_leaves_nothing_of_the_one_before(store: SnapshotStore) -> No
     assert saved is not None
     assert (saved.plan, saved.records) == (plan, {})
     with pytest.raises(FileNotFoundError):
-        record_chunk(store.records_directory(former), make_record(1))  # a task of the former plan, which could not be cancelled
+        record_chunk(
+            store.records_directory(former), make_record(1)
+        )  # a task of the former plan, which could not be cancelled
 
 
 def test_unreadable_state_counts_as_none(store: SnapshotStore) -> None:
@@ -106,7 +113,10 @@ def test_progress_tells_rates_and_the_time_left(store: SnapshotStore, tmp_path: 
     assert (found.chunks_done, found.rows_per_second, found.seconds_left) == (0, None, None)
     for number in range(4):
         # The first two belong to a run of long ago.
-        record_chunk(store.records_directory(plan), make_record(number, seconds=number if number < 2 else 1000 + number))
+        record_chunk(
+            store.records_directory(plan),
+            make_record(number, seconds=number if number < 2 else 1000 + number),
+        )
     found = load_all_progress(tmp_path, "shop")[NAME]
     assert (found.chunks_done, found.chunks_total, found.rows, found.target_bytes) == (4, 10, 40, 4000)
     assert (found.heap_bytes_done, found.heap_bytes_total) == (4 * 16384, 10 * 16384)
@@ -116,7 +126,13 @@ def test_progress_tells_rates_and_the_time_left(store: SnapshotStore, tmp_path: 
 
 @pytest.mark.parametrize(
     ("total_mb", "largest_mb", "lanes", "expected_mb"),
-    [(1, 128, 2, 16), (300, 128, 2, 37.5), (10_000, 128, 2, 128), (10_000, 128, 64, 39.0625), (10_000, 8, 2, 8)],
+    [
+        (1, 128, 2, 16),
+        (300, 128, 2, 37.5),
+        (10_000, 128, 2, 128),
+        (10_000, 128, 64, 39.0625),
+        (10_000, 8, 2, 8),
+    ],
 )
 def test_chunks_are_large_enough_for_efficient_files_and_small_enough_for_all_executors(
     total_mb: int, largest_mb: int, lanes: int, expected_mb: float
@@ -125,7 +141,9 @@ def test_chunks_are_large_enough_for_efficient_files_and_small_enough_for_all_ex
 
 
 @pytest.mark.parametrize("place", ["id", "prefix", "file"])
-def test_a_stored_path_in_place_of_a_name_counts_as_nothing(store: SnapshotStore, tmp_path: Path, place: str) -> None:
+def test_a_stored_path_in_place_of_a_name_counts_as_nothing(
+    store: SnapshotStore, tmp_path: Path, place: str
+) -> None:
     plan = make_plan()
     store.begin(plan)
     record_chunk(store.records_directory(plan), make_record(1))

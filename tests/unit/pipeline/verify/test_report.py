@@ -15,9 +15,15 @@ from penstock.position import Position
 from penstock.schema import TableName
 
 AT = Position.of(0x16B3748)
-EQUAL = TableVerdict(TableName("shop", "a"), TableState.STREAMING, AT, Comparison(TableName("shop", "a"), 3, 3))
+EQUAL = TableVerdict(
+    TableName("shop", "a"), TableState.STREAMING, AT, Comparison(TableName("shop", "a"), 3, 3)
+)
 EXAMPLES = (
-    RowDifference("different", {"id": "7"}, (ColumnDifference("note", None, "[red]" + "x" * 100), ColumnDifference("n", "1", "2"))),
+    RowDifference(
+        "different",
+        {"id": "7"},
+        (ColumnDifference("note", None, "[red]" + "x" * 100), ColumnDifference("n", "1", "2")),
+    ),
     RowDifference("missing", {"id": "8"}),
 )
 DIFFERENT = TableVerdict(
@@ -26,8 +32,12 @@ DIFFERENT = TableVerdict(
     AT,
     Comparison(TableName("shop", "b"), 5, 4, 1, 0, 3, {"note": 3, "n": 1}, EXAMPLES, has_equal_digests=False),
 )
-HELD = TableVerdict(TableName("shop", "d"), TableState.STREAMING, AT, Comparison(TableName("shop", "d"), 3, 3, held=1_234))
-FAILED = TableVerdict(TableName("shop", "c"), TableState.FAILED, AT, reason="PEN-1403: it changed", remedy="remove it")
+HELD = TableVerdict(
+    TableName("shop", "d"), TableState.STREAMING, AT, Comparison(TableName("shop", "d"), 3, 3, held=1_234)
+)
+FAILED = TableVerdict(
+    TableName("shop", "c"), TableState.FAILED, AT, reason="PEN-1403: it changed", remedy="remove it"
+)
 
 
 def _printed(*verdicts: TableVerdict) -> str:
@@ -42,7 +52,9 @@ def test_every_difference_is_printed_with_key_column_and_both_values() -> None:
     assert ["shop.b", "5", "4", "1", "0", "3", "different"] in lines
     assert ["different", "id=7", "n", "1", "2"] in lines
     assert ["missing", "id=8"] in lines
-    assert any(line[:4] == ["different", "id=7", "note", "null"] and line[4].startswith("[red]xx") for line in lines)
+    assert any(
+        line[:4] == ["different", "id=7", "note", "null"] and line[4].startswith("[red]xx") for line in lines
+    )
     assert ["and", "2", "more", "different"] in lines
 
 
@@ -59,11 +71,25 @@ def test_only_tables_that_were_compared_count_as_equal() -> None:
 
 
 def test_C08_rows_in_dead_letters_are_counted_separately_and_have_their_own_exit_code() -> None:
-    assert ["shop.d", "3", "3", "0", "0", "0", "equal,", "except", "1,234", "rows", "in", "the", "dead-letter", "queue"] in [
-        line.split() for line in _printed(HELD).splitlines()
-    ]
+    assert [
+        "shop.d",
+        "3",
+        "3",
+        "0",
+        "0",
+        "0",
+        "equal,",
+        "except",
+        "1,234",
+        "rows",
+        "in",
+        "the",
+        "dead-letter",
+        "queue",
+    ] in [line.split() for line in _printed(HELD).splitlines()]
     codes = {
-        exit_code(VerifyReport("shop", verdicts, 1.0)): verdicts for verdicts in ([EQUAL], [EQUAL, HELD], [HELD, DIFFERENT], [HELD, FAILED])
+        exit_code(VerifyReport("shop", verdicts, 1.0)): verdicts
+        for verdicts in ([EQUAL], [EQUAL, HELD], [HELD, DIFFERENT], [HELD, FAILED])
     }
     assert codes == {0: [EQUAL], 5: [EQUAL, HELD], 4: [HELD, FAILED]}
     document = VerifyReport("shop", [HELD], 1.0).as_document()
@@ -73,10 +99,23 @@ def test_C08_rows_in_dead_letters_are_counted_separately_and_have_their_own_exit
 
 def test_the_document_is_plain_and_whole() -> None:
     document = json.loads(json.dumps(VerifyReport("shop", [DIFFERENT, FAILED], 1.0).as_document()))
-    assert (document["pipeline"], document["equal"], set(document["tables"])) == ("shop", False, {"shop.b", "shop.c"})
+    assert (document["pipeline"], document["equal"], set(document["tables"])) == (
+        "shop",
+        False,
+        {"shop.b", "shop.c"},
+    )
     different = document["tables"]["shop.b"]
-    assert (different["source_rows"], different["missing"], different["columns"]) == (5, 1, {"note": 3, "n": 1})
+    assert (different["source_rows"], different["missing"], different["columns"]) == (
+        5,
+        1,
+        {"note": 3, "n": 1},
+    )
     assert different["examples"][0]["columns"][1] == {"column": "n", "source": "1", "target": "2"}
     assert different["position"] == "0/16B3748"
     failed = document["tables"]["shop.c"]
-    assert (failed["state"], failed["compared"], failed["equal"], failed["remedy"]) == ("failed", False, False, "remove it")
+    assert (failed["state"], failed["compared"], failed["equal"], failed["remedy"]) == (
+        "failed",
+        False,
+        False,
+        "remove it",
+    )

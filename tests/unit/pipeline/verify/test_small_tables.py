@@ -31,7 +31,9 @@ MAP = pa.map_(pa.string(), pa.string())
     ],
 )
 def test_differing_rows_are_distinguished(kind: pa.DataType, one: object, other: object) -> None:
-    rows, others = (pa.table({"id": pa.array([1, 2]), "v": pa.array([value, one], kind)}) for value in (one, other))
+    rows, others = (
+        pa.table({"id": pa.array([1, 2]), "v": pa.array([value, one], kind)}) for value in (one, other)
+    )
     assert count_rows(rows) != count_rows(others)
     assert count_rows(rows) == count_rows(rows.take([1, 0]))
     assert count_rows(rows.slice(1)) == count_rows(others.slice(1))
@@ -44,10 +46,15 @@ def test_a_doubled_row_differs_from_a_single_one() -> None:
 
 
 def test_values_without_an_equal_in_python_are_compared() -> None:
-    """NaN equals NaN, the entries of a map have no order, and times before the year 1 and after 9999 are times."""
+    """NaN equals NaN, the entries of a map have no order, and times before the year 1 and after 9999 are
+    times.
+    """
     nan = pa.table({"v": [float("nan")]})
     assert count_rows(nan) == count_rows(pa.table({"v": [float("nan")]}))
-    one, other = (pa.table({"v": pa.array([entries], MAP)}) for entries in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")]))
+    one, other = (
+        pa.table({"v": pa.array([entries], MAP)})
+        for entries in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")])
+    )
     assert count_rows(one) == count_rows(other)
     for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
         late = pa.array([2**62, -(2**62)], pa.int64()).view(kind)

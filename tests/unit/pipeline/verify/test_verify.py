@@ -48,17 +48,31 @@ def _make_ours(path: Path) -> None:
     """delta-rs refuses to write properties that it does not know."""
     first = path / "_delta_log" / f"{0:020d}.json"
     properties = json.dumps({OWNER: "p", SOURCE_OID: "1", KEY: '["id"]'})
-    first.write_text(first.read_text(encoding="utf-8").replace('"configuration":{}', f'"configuration":{properties}'), encoding="utf-8")
+    first.write_text(
+        first.read_text(encoding="utf-8").replace('"configuration":{}', f'"configuration":{properties}'),
+        encoding="utf-8",
+    )
 
 
 def _meeting(*statuses: TableStatus) -> AlignedSnapshot:
-    return AlignedSnapshot(ExportedSnapshot("none", FENCE), dict.fromkeys([TABLE], *statuses) if statuses else {})
+    return AlignedSnapshot(
+        ExportedSnapshot("none", FENCE), dict.fromkeys([TABLE], *statuses) if statuses else {}
+    )
 
 
 @pytest.mark.parametrize(
-    "state", [TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.PAUSED, TableState.FAILED]
+    "state",
+    [
+        TableState.PENDING,
+        TableState.SNAPSHOTTING,
+        TableState.CATCHING_UP,
+        TableState.PAUSED,
+        TableState.FAILED,
+    ],
 )
-def test_a_table_that_does_not_stream_is_reported_as_it_is_and_not_as_equal(tmp_path: Path, state: TableState) -> None:
+def test_a_table_that_does_not_stream_is_reported_as_it_is_and_not_as_equal(
+    tmp_path: Path, state: TableState
+) -> None:
     status = TableStatus(state, FENCE, FENCE, "why", "what to do")
     verdict = judge(_side(tmp_path), TABLE, CatalogTable(1, TABLE), _meeting(status))
     assert (verdict.state, verdict.comparison, verdict.equal) == (state, None, False)
@@ -86,11 +100,18 @@ def test_a_table_whose_target_was_never_at_the_snapshot_is_met_again(tmp_path: P
     _make_ours(place)
     record_position(place, application_id("p", TABLE), FENCE)
     with pytest.raises(SnapshotLostError):
-        judge(side, TABLE, table, _meeting(TableStatus(TableState.STREAMING, Position.of(101), Position.of(101))))
+        judge(
+            side,
+            TABLE,
+            table,
+            _meeting(TableStatus(TableState.STREAMING, Position.of(101), Position.of(101))),
+        )
     with pytest.raises(ConnectionLostError):  # it goes on to compare
         judge(side, TABLE, table, at_fence)
     record_position(Path(side.targets.describe(TABLE)), application_id("p", TABLE), Position.of(200))
-    with pytest.raises(ConnectionLostError):  # the pipeline has gone on since, and the version before that is still there
+    with pytest.raises(
+        ConnectionLostError
+    ):  # the pipeline has gone on since, and the version before that is still there
         judge(side, TABLE, table, at_fence)
 
 
@@ -124,7 +145,9 @@ def _verify(
     @contextmanager
     def meet(*_: object) -> Iterator[AlignedSnapshot]:
         if not left:
-            raise EpochMissedError("the pipeline passed the position of the snapshot", hint="see that it runs")
+            raise EpochMissedError(
+                "the pipeline passed the position of the snapshot", hint="see that it runs"
+            )
         left.pop()
         yield _meeting()
         if end is not None:
@@ -138,11 +161,17 @@ def _verify(
 
     monkeypatch.setattr(verify, "align", meet)
     monkeypatch.setattr(verify, "judge", judged)
-    monkeypatch.setattr(SideBySide, "inspect", lambda _: {TableName("public", name): CatalogTable(1, TABLE) for name in outcomes})
+    monkeypatch.setattr(
+        SideBySide,
+        "inspect",
+        lambda _: {TableName("public", name): CatalogTable(1, TABLE) for name in outcomes},
+    )
     return verify.verify_tables(cast("SparkSession", None), side.config)
 
 
-def test_finished_comparisons_are_reported_when_another_table_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_finished_comparisons_are_reported_when_another_table_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     refused = SinkRefusedError("the table is odd", hint="look at it")
     outcomes = {"a": None, "b": MemoryError("with a value of a row"), "c": refused, "d": None}
     report = _verify(monkeypatch, tmp_path, outcomes)
@@ -154,7 +183,11 @@ def test_finished_comparisons_are_reported_when_another_table_fails(monkeypatch:
     assert (c.reason, c.remedy) == ("PEN-3003: the table is odd", "look at it")
     assert (report.equal, report.complete, exit_code(report)) == (False, False, 6)
     document = json.loads(json.dumps(report.as_document()))
-    assert (document["complete"], document["tables"]["public.b"]["failed"], document["tables"]["public.a"]["failed"]) == (
+    assert (
+        document["complete"],
+        document["tables"]["public.b"]["failed"],
+        document["tables"]["public.a"]["failed"],
+    ) == (
         False,
         True,
         False,
@@ -165,7 +198,10 @@ def test_finished_comparisons_are_reported_when_the_other_tables_cannot_be_align
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = _verify(monkeypatch, tmp_path, {"a": None, "b": SnapshotLostError("it was rewritten")})
-    assert [(str(each.table), each.equal) for each in report.verdicts] == [("public.a", True), ("public.b", False)]
+    assert [(str(each.table), each.equal) for each in report.verdicts] == [
+        ("public.a", True),
+        ("public.b", False),
+    ]
     assert report.verdicts[1].reason == "PEN-4008: the pipeline passed the position of the snapshot"
     assert exit_code(report) == 6
     with pytest.raises(EpochMissedError):
@@ -177,7 +213,10 @@ def test_a_table_that_was_not_compared_stays_in_the_report_when_the_snapshot_can
 ) -> None:
     gone = ConnectionLostError("the source is gone")
     report = _verify(monkeypatch, tmp_path, {"a": None, "b": gone}, end=gone)
-    assert [(str(each.table), each.equal) for each in report.verdicts] == [("public.a", True), ("public.b", False)]
+    assert [(str(each.table), each.equal) for each in report.verdicts] == [
+        ("public.a", True),
+        ("public.b", False),
+    ]
     assert (report.equal, report.complete, exit_code(report)) == (False, False, 6)
 
 

@@ -47,14 +47,18 @@ def rows(step: LogStep) -> list[tuple[Any, ...]]:
     return found
 
 
-def decode_changes(table: Table, *changes: bytes, keys: dict[int, tuple[str, ...]] | None = None) -> Transactions:
+def decode_changes(
+    table: Table, *changes: bytes, keys: dict[int, tuple[str, ...]] | None = None
+) -> Transactions:
     (step,) = PgOutputDecoder(keys).decode([begin(1), relation(table), *changes, commit(100)])
     assert isinstance(step, Transactions)
     return step
 
 
 def test_position_time_and_xid_come_from_commit_and_begin() -> None:
-    (step,) = PgOutputDecoder().decode([begin(5, 90), relation(ITEMS), insert(7, [b"1", b"a", None]), commit(100, NOON)])
+    (step,) = PgOutputDecoder().decode(
+        [begin(5, 90), relation(ITEMS), insert(7, [b"1", b"a", None]), commit(100, NOON)]
+    )
     assert isinstance(step, Transactions)
     assert (step.end, step.commit_time, step.count) == (Position.of(100), NOON, 1)
     (row,) = step.batches[0].rows.to_pylist()
@@ -85,25 +89,40 @@ def test_R05_without_a_key_an_update_is_the_old_row_out_and_the_new_row_in() -> 
 
 
 def test_R06_a_key_change_is_a_delete_and_an_insert_with_the_toast_filled() -> None:
-    table = Table(7, "t", (TableColumn("id", 23, is_key=True), TableColumn("name", is_key=True), TableColumn("body")))
-    step = decode_changes(table, update(7, [b"2", UNCHANGED, b"x"], [b"1", b"long", None]), insert(7, [b"3", b"", None]))
-    assert rows(step) == [("delete", 0, 1, "long", None, None), ("insert", 1, 2, "long", "x", None), ("insert", 2, 3, "", None, None)]
+    table = Table(
+        7, "t", (TableColumn("id", 23, is_key=True), TableColumn("name", is_key=True), TableColumn("body"))
+    )
+    step = decode_changes(
+        table, update(7, [b"2", UNCHANGED, b"x"], [b"1", b"long", None]), insert(7, [b"3", b"", None])
+    )
+    assert rows(step) == [
+        ("delete", 0, 1, "long", None, None),
+        ("insert", 1, 2, "long", "x", None),
+        ("insert", 2, 3, "", None, None),
+    ]
     assert step.batches[0].counts.moves == 1
 
 
 def test_R07_an_unchanged_toast_value_is_named_and_not_just_null() -> None:
     step = decode_changes(ITEMS, update(7, [b"1", None, UNCHANGED]), update(7, [b"1", b"a", b"b"]))
-    assert rows(step) == [("update_postimage", 0, 1, None, None, ["body"]), ("update_postimage", 1, 1, "a", "b", None)]
+    assert rows(step) == [
+        ("update_postimage", 0, 1, None, None, ["body"]),
+        ("update_postimage", 1, 1, "a", "b", None),
+    ]
     assert step.batches[0].counts.unchanged == 1
 
 
 def test_R08_under_full_identity_the_old_row_gives_the_toast_value() -> None:
-    step = decode_changes(FULL, update(8, [b"1", b"new", UNCHANGED], [b"1", b"old", b"big"], b"O"), keys={8: ("id",)})
+    step = decode_changes(
+        FULL, update(8, [b"1", b"new", UNCHANGED], [b"1", b"old", b"big"], b"O"), keys={8: ("id",)}
+    )
     assert rows(step) == [("update_postimage", 1, 1, "new", "big", None)]
 
 
 def test_R12_truncate_is_a_row_of_every_table_in_its_place() -> None:
-    step = decode_changes(ITEMS, relation(FULL), insert(7, [b"1", None, None]), truncate(8, 7), insert(7, [b"2", None, None]))
+    step = decode_changes(
+        ITEMS, relation(FULL), insert(7, [b"1", None, None]), truncate(8, 7), insert(7, [b"2", None, None])
+    )
     assert sorted(rows(step), key=lambda row: row[1]) == [
         ("insert", 0, 1, None, None, None),
         ("truncate", 1, None, None, None, None),
@@ -120,9 +139,18 @@ def test_R15_a_table_without_columns_still_has_rows() -> None:
 def test_S05_each_row_is_decoded_under_the_schema_of_its_place_in_the_log() -> None:
     narrow = Table(7, "items", (ID,))
     first, second, third = decode_changes(
-        ITEMS, insert(7, [b"1", b"a", b"b"]), relation(narrow), insert(7, [b"2"]), relation(ITEMS), insert(7, [b"3", b"c", b"d"])
+        ITEMS,
+        insert(7, [b"1", b"a", b"b"]),
+        relation(narrow),
+        insert(7, [b"2"]),
+        relation(ITEMS),
+        insert(7, [b"3", b"c", b"d"]),
     ).batches
-    assert [batch.table.column_names for batch in (first, second, third)] == [("id", "name", "body"), ("id",), ("id", "name", "body")]
+    assert [batch.table.column_names for batch in (first, second, third)] == [
+        ("id", "name", "body"),
+        ("id",),
+        ("id", "name", "body"),
+    ]
     assert [batch.rows["_ordinal"].to_pylist() for batch in (first, second, third)] == [[0], [1], [2]]
 
 
@@ -137,18 +165,26 @@ def test_an_open_transaction_waits_for_its_commit() -> None:
 
 
 def test_X01_an_empty_transaction_moves_the_position() -> None:
-    assert PgOutputDecoder().decode([begin(1), commit(100, NOON)]) == [Transactions((), Position.of(100), NOON, 1)]
+    assert PgOutputDecoder().decode([begin(1), commit(100, NOON)]) == [
+        Transactions((), Position.of(100), NOON, 1)
+    ]
 
 
-@pytest.mark.parametrize("decoder", [PgOutputDecoder(max_open_messages=2), PgOutputDecoder(max_open_bytes=150)])
+@pytest.mark.parametrize(
+    "decoder", [PgOutputDecoder(max_open_messages=2), PgOutputDecoder(max_open_bytes=150)]
+)
 def test_X02_a_long_transaction_is_sent_in_pieces_with_consecutive_ordinals(decoder: PgOutputDecoder) -> None:
-    opened, first = decoder.decode([begin(5), relation(ITEMS), insert(7, [b"1", None, None]), insert(7, [b"2", None, None])])
+    opened, first = decoder.decode(
+        [begin(5), relation(ITEMS), insert(7, [b"1", None, None]), insert(7, [b"2", None, None])]
+    )
     assert opened == TransactionPiece(5, ())
     assert isinstance(first, TransactionPiece)
     assert first.xid == 5
     assert first.batches[0].rows["_commit_version"].null_count == 2
     assert decoder.carried_bytes == 0
-    last, done, following = decoder.decode([insert(7, [b"3", None, None]), commit(100, NOON), begin(6), commit(200, NOON)])
+    last, done, following = decoder.decode(
+        [insert(7, [b"3", None, None]), commit(100, NOON), begin(6), commit(200, NOON)]
+    )
     assert [row[1:3] for step in (first, last) for row in rows(step)] == [(0, 1), (1, 2), (2, 3)]
     assert done == PiecesCommitted(5, Position.of(100), NOON)
     assert following == Transactions((), Position.of(200), NOON, 1)
@@ -166,7 +202,13 @@ def test_H02_a_keepalive_tells_a_quiet_place_only_when_nothing_is_open() -> None
 
 def test_many_gigabytes_in_a_call_are_decoded_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_module, "RUN_BYTES", 100)
-    messages = [begin(1), relation(ITEMS), *(insert(7, [b"%d" % at, b"x" * 200, None]) for at in range(5)), commit(100), keepalive(100)]
+    messages = [
+        begin(1),
+        relation(ITEMS),
+        *(insert(7, [b"%d" % at, b"x" * 200, None]) for at in range(5)),
+        commit(100),
+        keepalive(100),
+    ]
     steps = PgOutputDecoder().decode(messages)
     assert [type(step) for step in steps] == [Transactions, Idle]
     assert [row[2] for row in rows(steps[0])] == [0, 1, 2, 3, 4]
@@ -227,12 +269,16 @@ def test_a_value_that_its_type_refuses_is_marked_in_its_row_and_stops_no_other(b
     (batch,) = step.batches
     assert batch.counts.unreadable == 1
     assert batch.rows.column("id").to_pylist() == [None if at == bad else 1 for at in range(8)]
-    assert batch.rows.column("_exact").to_pylist() == [[("id", "\ufffdx")] if at == bad else None for at in range(8)]
+    assert batch.rows.column("_exact").to_pylist() == [
+        [("id", "\ufffdx")] if at == bad else None for at in range(8)
+    ]
 
 
 def test_a_name_that_is_not_utf8_is_escaped_and_stays_distinct() -> None:
     table = Table(7, "caf\udce9", (ID, TableColumn("\udcff"), TableColumn("\\xff")))
-    (step,) = PgOutputDecoder().decode([begin(1), relation(table), insert(7, [b"1", b"a", b"b"]), commit(100)])
+    (step,) = PgOutputDecoder().decode(
+        [begin(1), relation(table), insert(7, [b"1", b"a", b"b"]), commit(100)]
+    )
     assert isinstance(step, Transactions)
     (batch,) = step.batches
     assert (batch.table.name.name, batch.table.column_names) == ("caf\\xe9", ("id", "\\xff", "\\xff\\"))
@@ -244,7 +290,12 @@ def test_X03_the_end_of_a_part_of_a_transaction_that_was_never_sent_is_passed_ov
         PgOutputDecoder().decode([stream_abort(20, 20)])
 
 
-CODED = Table(9, "coded", (TableColumn("id", 23), TableColumn("code", 25, is_key=True), TableColumn("ts", 23, is_key=True)), identity="i")
+CODED = Table(
+    9,
+    "coded",
+    (TableColumn("id", 23), TableColumn("code", 25, is_key=True), TableColumn("ts", 23, is_key=True)),
+    identity="i",
+)
 """A partitioned table whose root is identified by (code, ts)."""
 
 
@@ -274,18 +325,26 @@ def test_an_update_whose_key_is_neither_in_the_new_row_nor_in_the_old_key_is_uni
 
 
 def test_keys_that_travel_whole_are_identified() -> None:
-    sound = [insert(9, [b"1", b"a", b"5"]), update(9, [b"2", b"a", b"5"]), update(9, [b"2", b"b", b"5"], [None, b"a", b"5"])]
+    sound = [
+        insert(9, [b"1", b"a", b"5"]),
+        update(9, [b"2", b"a", b"5"]),
+        update(9, [b"2", b"b", b"5"], [None, b"a", b"5"]),
+    ]
     wider = delete(9, [b"2", b"b", b"5"])  # of a partition whose own key holds the root's
     step = decode_changes(CODED, *sound, wider, delete(9, [None, b"b", b"5"], b"O"), truncate(9))
     assert [batch.counts.unidentified for batch in step.batches] == [0]
     assert {row[-1] for row in rows(step)} == {None}
-    whole = decode_changes(FULL, delete(8, [b"1", None, None], b"O"), update(8, [b"1", None, None], [b"1", b"a", None], b"O"))
+    whole = decode_changes(
+        FULL, delete(8, [b"1", None, None], b"O"), update(8, [b"1", None, None], [b"1", b"a", None], b"O")
+    )
     assert [batch.counts.unidentified for batch in whole.batches] == [0]
 
 
 def test_with_old_rows_requested_and_announced_a_delete_without_one_is_unidentified() -> None:
     gone = [delete(8, [b"1", None, None]), delete(8, [b"2", b"b", None], b"O")]
-    (step,) = PgOutputDecoder({8: ("id",)}, old_rows=True).decode([begin(1), relation(FULL), *gone, commit(100)])
+    (step,) = PgOutputDecoder({8: ("id",)}, old_rows=True).decode(
+        [begin(1), relation(FULL), *gone, commit(100)]
+    )
     assert rows(step) == [("delete", 0, 1, None, None, ["name", "body"]), ("delete", 1, 2, "b", None, None)]
     assert isinstance(step, Transactions)
     assert [batch.counts.unidentified for batch in step.batches] == [1]

@@ -49,7 +49,10 @@ def test_the_first_answer_is_taken_as_it_is() -> None:
 
 def test_a_key_is_in_table_order() -> None:
     assert FullKeys({}, Catalog(("c", "a"), 50).load).describe(TABLE, COLUMNS, 10) == (("a", "c"), None)
-    assert FullKeys({TABLE: ("a", "c")}, Catalog(("c", "a"), 50).load).describe(TABLE, COLUMNS, 10) == (("a", "c"), None)
+    assert FullKeys({TABLE: ("a", "c")}, Catalog(("c", "a"), 50).load).describe(TABLE, COLUMNS, 10) == (
+        ("a", "c"),
+        None,
+    )
 
 
 def test_S06_the_key_known_holds_as_long_as_the_catalog_gives_it() -> None:
@@ -57,7 +60,9 @@ def test_S06_the_key_known_holds_as_long_as_the_catalog_gives_it() -> None:
 
 
 @pytest.mark.parametrize("known", [("a",), ()])
-def test_S06_between_two_keys_there_is_none_until_the_log_has_passed_the_catalog_read(known: tuple[str, ...]) -> None:
+def test_S06_between_two_keys_there_is_none_until_the_log_has_passed_the_catalog_read(
+    known: tuple[str, ...],
+) -> None:
     keys = FullKeys({TABLE: known}, Catalog(("b",), 50).load)
     assert keys.describe(TABLE, COLUMNS, 50) == ((), CatalogKey(("b",), 50))
     assert keys.describe(TABLE, COLUMNS, 51) == (("b",), None)
@@ -106,7 +111,12 @@ def test_S09_a_key_that_was_dropped_is_no_key_any_more() -> None:
 
 
 def keys_of(*steps: LogStep) -> list[tuple[str, ...]]:
-    return [batch.table.key for step in steps if isinstance(step, Transactions | TransactionPiece) for batch in step.batches]
+    return [
+        batch.table.key
+        for step in steps
+        if isinstance(step, Transactions | TransactionPiece)
+        for batch in step.batches
+    ]
 
 
 def test_S09_the_catalog_is_read_again_when_a_table_is_described_again() -> None:
@@ -121,16 +131,21 @@ def test_S09_the_catalog_is_read_again_when_a_table_is_described_again() -> None
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_S09_a_new_key_holds_from_the_first_transaction_that_commits_after_the_catalog_read(together: bool) -> None:
+def test_S09_a_new_key_holds_from_the_first_transaction_that_commits_after_the_catalog_read(
+    together: bool,
+) -> None:
     decoder = PgOutputDecoder({TABLE: ("a",)}, load_key=Catalog(("b",), 200).load)
     # The xids go down: they say nothing about the order of commits.
-    messages = [[begin(40 - at), *([relation(FULL)] if at == 0 else []), ROW, commit(end)] for at, end in enumerate((100, 200, 210, 220))]
+    messages = [
+        [begin(40 - at), *([relation(FULL)] if at == 0 else []), ROW, commit(end)]
+        for at, end in enumerate((100, 200, 210, 220))
+    ]
     runs = [[message for each in messages for message in each]] if together else messages
     steps = [step for run in runs for step in decoder.decode(run)]
     assert keys_of(*steps) == ([(), ("b",)] if together else [(), (), ("b",), ("b",)])
-    assert [batch.rows.num_rows for step in steps if isinstance(step, Transactions) for batch in step.batches] == (
-        [2, 2] if together else [1] * 4
-    )
+    assert [
+        batch.rows.num_rows for step in steps if isinstance(step, Transactions) for batch in step.batches
+    ] == ([2, 2] if together else [1] * 4)
 
 
 def test_S09_an_open_transaction_has_the_new_key_once_its_own_changes_are_past_the_place() -> None:
@@ -143,7 +158,14 @@ def test_S09_an_open_transaction_has_the_new_key_once_its_own_changes_are_past_t
     # A later transaction that commits first settles the key for itself only.
     steps += decoder.decode([begin(21), relation(FULL), ROW, commit(190), begin(22), ROW, commit(210)])
     steps += decoder.decode(
-        [stream_start(20, is_first=False), *block(150), *block(205), *block(206), stream_stop(), stream_commit(20, 300)]
+        [
+            stream_start(20, is_first=False),
+            *block(150),
+            *block(205),
+            *block(206),
+            stream_stop(),
+            stream_commit(20, 300),
+        ]
     )
     steps += decoder.decode([begin(23), ROW, commit(400)])
     assert keys_of(*steps) == [(), (), ("b",), (), ("b",), ("b",)]
@@ -152,7 +174,9 @@ def test_S09_an_open_transaction_has_the_new_key_once_its_own_changes_are_past_t
 def test_S09_a_key_made_in_an_open_transaction_holds_once_the_log_is_past_its_commit() -> None:
     catalog = Catalog(("a",), 50)
     decoder = PgOutputDecoder(load_key=catalog.load)
-    opened = decoder.decode([stream_start(20), streamed(relation(FULL), 20), streamed(ROW, 20), stream_stop()])
+    opened = decoder.decode(
+        [stream_start(20), streamed(relation(FULL), 20), streamed(ROW, 20), stream_stop()]
+    )
     catalog.now = CatalogKey(("b",), 150)
     decoder.decode([stream_commit(20, 100)])
     changed = update(TABLE, [b"1", b"2", b"4"], [b"1", b"2", b"3"], b"O")
@@ -164,9 +188,13 @@ BLOCK = [streamed(relation(FULL), 20), streamed(ROW, 20), stream_stop()]
 
 
 @pytest.mark.parametrize(
-    "rest", [[], [stream_start(20, is_first=False), *BLOCK], [stream_abort(20, 21)]], ids=["whole", "told again", "cut"]
+    "rest",
+    [[], [stream_start(20, is_first=False), *BLOCK], [stream_abort(20, 21)]],
+    ids=["whole", "told again", "cut"],
 )
-def test_R02_X03_the_key_of_a_table_created_in_an_open_transaction_is_described_at_its_commit(rest: list[bytes]) -> None:
+def test_R02_X03_the_key_of_a_table_created_in_an_open_transaction_is_described_at_its_commit(
+    rest: list[bytes],
+) -> None:
     """A committed transaction is still streamed if it was open when its first block was sent."""
     catalog = Catalog()
     catalog.now = None
@@ -181,7 +209,8 @@ def test_R02_X03_the_key_of_a_table_created_in_an_open_transaction_is_described_
 
 
 @pytest.mark.parametrize(
-    ("known", "now"), [({TABLE: ()}, None), ({TABLE: ()}, CatalogKey(("a",), 150)), ({}, None), ({}, CatalogKey((), 150))]
+    ("known", "now"),
+    [({TABLE: ()}, None), ({TABLE: ()}, CatalogKey(("a",), 150)), ({}, None), ({}, CatalogKey((), 150))],
 )
 def test_R02_X03_no_key_is_described_at_the_commit_of_an_existing_or_keyless_table(
     known: dict[int, tuple[str, ...]], now: CatalogKey | None

@@ -12,7 +12,18 @@ from penstock.change import ChangeBatch, Transactions
 from penstock.postgres.pgoutput import rows
 from penstock.postgres.pgoutput import tuples as pooling
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from tests.support.pgoutput_builder import Table, TableColumn, Value, begin, commit, delete, insert, relation, truncate, update
+from tests.support.pgoutput_builder import (
+    Table,
+    TableColumn,
+    Value,
+    begin,
+    commit,
+    delete,
+    insert,
+    relation,
+    truncate,
+    update,
+)
 from tests.support.pgoutput_streams import StreamWriter
 
 ID = TableColumn("id", 23, is_key=True)
@@ -40,7 +51,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return made
 
 
-def test_batches_read_together_are_the_same_as_read_one_by_one(monkeypatch: pytest.MonkeyPatch, readings: list[bool]) -> None:
+def test_batches_read_together_are_the_same_as_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, readings: list[bool]
+) -> None:
     writers = [StreamWriter.start(seed, 6) for seed in range(20)]
     for writer in writers:
         writer.transaction(60)

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.change import Idle, LogicalMessage, LogStep, PiecesAborted, PiecesCommitted, TransactionPiece, Transactions
+from penstock.change import (
+    Idle,
+    LogicalMessage,
+    LogStep,
+    PiecesAborted,
+    PiecesCommitted,
+    TransactionPiece,
+    Transactions,
+)
 from penstock.errors import ProtocolError, Recovery, SlotTwoPhaseError
 from penstock.position import Lsn, Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
@@ -42,7 +50,11 @@ NARROW = Table(7, "items", (ID,))
 
 def block(xid: int, *messages: tuple[int, bytes], is_first: bool = True) -> list[bytes]:
     """A block of the transaction `xid`; each message with the xid of its subtransaction."""
-    return [stream_start(xid, is_first=is_first), *(streamed(each, owner) for owner, each in messages), stream_stop()]
+    return [
+        stream_start(xid, is_first=is_first),
+        *(streamed(each, owner) for owner, each in messages),
+        stream_stop(),
+    ]
 
 
 def row(at: int, *rest: bytes) -> bytes:
@@ -63,7 +75,11 @@ def rows(steps: list[LogStep]) -> list[tuple[Any, ...]]:
 
 def test_X03_a_block_is_a_piece_whose_rows_have_the_xid_of_their_subtransaction() -> None:
     decoder = PgOutputDecoder()
-    steps = decoder.decode(block(5, (5, relation(ITEMS)), (5, row(1)), (6, update(7, [b"2", b"x"], [b"1", None])), (6, truncate(7))))
+    steps = decoder.decode(
+        block(
+            5, (5, relation(ITEMS)), (5, row(1)), (6, update(7, [b"2", b"x"], [b"1", None])), (6, truncate(7))
+        )
+    )
     assert steps[0] == TransactionPiece(5, ())
     assert rows(steps) == [(5, 5, 0, 1, "x"), (5, 6, 1, 1, None), (5, 6, 2, 2, "x"), (5, 6, 3, None, None)]
     assert decoder.carried_messages == 0
@@ -87,8 +103,18 @@ def test_X03_ordinals_go_on_over_blocks_and_other_transactions() -> None:
     ]
     for call_size in (1, 3, len(messages)):
         decoder = PgOutputDecoder()
-        steps = [step for low in range(0, len(messages), call_size) for step in decoder.decode(messages[low : low + call_size])]
-        assert rows(steps) == [(5, 5, 0, 1, "x"), (None, 9, 0, 10, "x"), (8, 8, 0, 20, "x"), (5, 6, 1, 2, "x"), (5, 5, 2, 3, "x")]
+        steps = [
+            step
+            for low in range(0, len(messages), call_size)
+            for step in decoder.decode(messages[low : low + call_size])
+        ]
+        assert rows(steps) == [
+            (5, 5, 0, 1, "x"),
+            (None, 9, 0, 10, "x"),
+            (8, 8, 0, 20, "x"),
+            (5, 6, 1, 2, "x"),
+            (5, 5, 2, 3, "x"),
+        ]
         assert [step.xid for step in steps if isinstance(step, PiecesCommitted)] == [8, 5]
 
 
@@ -114,25 +140,46 @@ def test_X05_commits_are_ordered_by_position_whatever_their_xids() -> None:
         commit(40),
     ]
     steps = PgOutputDecoder().decode([*messages, stream_commit(2**32 - 2, 50)])
-    assert [step.end.value for step in steps if isinstance(step, Transactions | PiecesCommitted)] == [20, 30, 40, 50]
+    assert [step.end.value for step in steps if isinstance(step, Transactions | PiecesCommitted)] == [
+        20,
+        30,
+        40,
+        50,
+    ]
 
 
-# --- schemas ----------------------------------------------------------------------------------------------------------------------
+# --- schemas ------------------------------------------------------------------------------------------------
 
 
 def test_X03_descriptions_in_a_transaction_hold_for_others_only_after_its_commit() -> None:
     decoder = PgOutputDecoder()
-    decoder.decode([begin(1), relation(ITEMS), row(1), commit(10), *block(5, (5, relation(WIDER)), (5, row(2, b"a", b"b")))])
+    decoder.decode(
+        [
+            begin(1),
+            relation(ITEMS),
+            row(1),
+            commit(10),
+            *block(5, (5, relation(WIDER)), (5, row(2, b"a", b"b"))),
+        ]
+    )
     assert rows(decoder.decode([begin(2), row(3), commit(20)])) == [(None, 2, 0, 3, "x")]
     decoder.decode([stream_commit(5, 30)])
     assert rows(decoder.decode([begin(3), row(4, b"a", b"b"), commit(40)])) == [(None, 3, 0, 4, "a", "b")]
 
 
 @pytest.mark.parametrize("subxid", [5, 6])
-def test_X03_descriptions_in_a_transaction_are_forgotten_when_it_or_a_part_of_it_is_rolled_back(subxid: int) -> None:
+def test_X03_descriptions_in_a_transaction_are_forgotten_when_it_or_a_part_of_it_is_rolled_back(
+    subxid: int,
+) -> None:
     decoder = PgOutputDecoder()
     decoder.decode(
-        [begin(1), relation(ITEMS), commit(10), *block(5, (6, relation(WIDER)), (6, row(2, b"a", b"b"))), stream_abort(5, subxid)]
+        [
+            begin(1),
+            relation(ITEMS),
+            commit(10),
+            *block(5, (6, relation(WIDER)), (6, row(2, b"a", b"b"))),
+            stream_abort(5, subxid),
+        ]
     )
     assert rows(decoder.decode([begin(2), row(3), commit(20)])) == [(None, 2, 0, 3, "x")]
     if subxid == 6:
@@ -143,7 +190,15 @@ def test_X03_descriptions_in_a_transaction_are_forgotten_when_it_or_a_part_of_it
 def test_X03_a_table_described_to_all_after_the_open_transaction_keeps_that_shape() -> None:
     decoder = PgOutputDecoder()
     # A column list of the publication may change without a lock on the table.
-    decoder.decode([*block(5, (5, relation(ITEMS)), (5, row(1))), begin(2), relation(NARROW), insert(7, [b"2"]), commit(20)])
+    decoder.decode(
+        [
+            *block(5, (5, relation(ITEMS)), (5, row(1))),
+            begin(2),
+            relation(NARROW),
+            insert(7, [b"2"]),
+            commit(20),
+        ]
+    )
     decoder.decode([stream_commit(5, 30)])
     assert rows(decoder.decode([begin(3), insert(7, [b"4"]), commit(40)])) == [(None, 3, 0, 4)]
 
@@ -156,11 +211,19 @@ def test_type_messages_reach_the_resolver_before_the_relation_that_needs_them() 
             heard.append((oid, namespace, name))
 
     decoder = PgOutputDecoder(types=Listening())
-    decoder.decode([begin(1), type_name(20_000, "mood"), relation(ITEMS), commit(10), *block(5, (5, type_name(20_001, "x", "")))])
+    decoder.decode(
+        [
+            begin(1),
+            type_name(20_000, "mood"),
+            relation(ITEMS),
+            commit(10),
+            *block(5, (5, type_name(20_001, "x", ""))),
+        ]
+    )
     assert heard == [(20_000, "public", "mood"), (20_001, "pg_catalog", "x")]
 
 
-# --- quiet, messages, origins -----------------------------------------------------------------------------------------------------
+# --- quiet, messages, origins -------------------------------------------------------------------------------
 
 
 def test_H02_the_log_is_quiet_between_blocks_though_a_transaction_is_open() -> None:
@@ -185,7 +248,9 @@ def test_X07_messages_are_given_out_by_prefix_in_their_place() -> None:
             message("mine", b"in", 7, transactional=True),
             message("other", b"", 8, transactional=True),
             commit(100),
-            *block(5, (5, relation(ITEMS)), (5, row(2)), (6, message("mine", b"open", 9, transactional=True))),
+            *block(
+                5, (5, relation(ITEMS)), (5, row(2)), (6, message("mine", b"open", 9, transactional=True))
+            ),
         ]
     )
     loose, whole, _, piece = steps
@@ -197,12 +262,27 @@ def test_X07_messages_are_given_out_by_prefix_in_their_place() -> None:
 
 
 def test_X08_an_origin_stays_with_its_transaction_and_changes_nothing() -> None:
-    messages = [begin(1), origin("elsewhere"), relation(ITEMS), row(1), commit(10), begin(2), row(2), commit(20)]
-    in_block = [stream_start(5), origin("elsewhere"), streamed(relation(ITEMS), 5), streamed(row(3), 5), stream_stop()]
+    messages = [
+        begin(1),
+        origin("elsewhere"),
+        relation(ITEMS),
+        row(1),
+        commit(10),
+        begin(2),
+        row(2),
+        commit(20),
+    ]
+    in_block = [
+        stream_start(5),
+        origin("elsewhere"),
+        streamed(relation(ITEMS), 5),
+        streamed(row(3), 5),
+        stream_stop(),
+    ]
     assert [each[-2] for each in rows(PgOutputDecoder().decode([*messages, *in_block]))] == [1, 2, 3]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

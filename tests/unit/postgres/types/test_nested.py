@@ -42,9 +42,21 @@ HELD: list[tuple[str, str, Any]] = [
     ("sparsevec", "{1:0.5,3:2}/5", {"dimensions": 5, "indices": [1, 3], "values": [0.5, 2.0]}),
     ("sparsevec", "{}/3", {"dimensions": 3, "indices": [], "values": []}),
     ("geometry", "0101000000" + POINT.hex().upper(), {"srid": 0, "wkb": bytes.fromhex("0101000000") + POINT}),
-    ("geography", "0101000020E6100000" + POINT.hex().upper(), {"srid": 4326, "wkb": bytes.fromhex("0101000000") + POINT}),
-    ("geometry", "00A0000001000010E6" + "00" * 24, {"srid": 4326, "wkb": bytes.fromhex("0080000001") + b"\0" * 24}),
-    ("geometry[:]", "{0101000020E6100000" + POINT.hex() + ":NULL}", [{"srid": 4326, "wkb": bytes.fromhex("0101000000") + POINT}, None]),
+    (
+        "geography",
+        "0101000020E6100000" + POINT.hex().upper(),
+        {"srid": 4326, "wkb": bytes.fromhex("0101000000") + POINT},
+    ),
+    (
+        "geometry",
+        "00A0000001000010E6" + "00" * 24,
+        {"srid": 4326, "wkb": bytes.fromhex("0080000001") + b"\0" * 24},
+    ),
+    (
+        "geometry[:]",
+        "{0101000020E6100000" + POINT.hex() + ":NULL}",
+        [{"srid": 4326, "wkb": bytes.fromhex("0101000000") + POINT}, None],
+    ),
 ]
 
 NOT_HELD = [
@@ -74,7 +86,10 @@ NOT_HELD = [
     ("geometry", "0101000020E610", "0101000000"),
 ]
 
-GARBAGE = [("int4[]", text) for text in ("", "{", "}", "1", "{1", "1}", "{1}x", "{1,x}", "{1,}", "{1}{2}", "{1}}", "[0:1]=", "{1}\n")]
+GARBAGE = [
+    ("int4[]", text)
+    for text in ("", "{", "}", "1", "{1", "1}", "{1}x", "{1,x}", "{1,}", "{1}{2}", "{1}}", "[0:1]=", "{1}\n")
+]
 GARBAGE += [("text[]", text) for text in ('{"a}', '{a"}', '{"a\\"}')]
 
 
@@ -92,7 +107,9 @@ def test_a_value_with_structure_is_exact(reader: str, text: str, value: Any) -> 
     found = [_plain(each) for each in decoded.values.to_pylist()]
     if value is not None:
         assert found == [None, value, value, None, value]
-    assert [_plain(each) for each in decode_column(whole[1:4], column(reader)).values.to_pylist()] == found[1:4] or value is None
+    assert [_plain(each) for each in decode_column(whole[1:4], column(reader)).values.to_pylist()] == found[
+        1:4
+    ] or value is None
     assert decode_column(whole[:0], column(reader)).values.type == column(reader).arrow_type
     assert decode_column(pa.nulls(2, pa.string()), column(reader)).values.null_count == 2
 
@@ -107,7 +124,9 @@ def _plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("reader", "text", "held"), NOT_HELD)
-def test_a_value_with_another_structure_is_null_and_marked(reader: str, text: str, held: str, tmp_path: Any) -> None:
+def test_a_value_with_another_structure_is_null_and_marked(
+    reader: str, text: str, held: str, tmp_path: Any
+) -> None:
     decoded = decode_column(pa.array([held, text, None, held]), column(reader))
     decoded.values.validate(full=True)
     assert decoded.values.is_valid().to_pylist() == [True, False, False, True]
@@ -169,7 +188,9 @@ def test_a_type_created_after_the_start_is_looked_up_once() -> None:
         ("public", "mood", pa.string()),
     ],
 )
-def test_a_dropped_type_has_the_name_in_its_message(namespace: str, name: str, arrow_type: pa.DataType) -> None:
+def test_a_dropped_type_has_the_name_in_its_message(
+    namespace: str, name: str, arrow_type: pa.DataType
+) -> None:
     types = TypeResolver(load=lambda _: [])
     types.learn(30000, namespace, name)
     assert types.column("x", 30000, -1).arrow_type == arrow_type

@@ -14,7 +14,9 @@ Value = str | None
 _MARKED = frozenset('"\\(), \t\n\r\v\f')
 
 texts = st.one_of(
-    st.none(), st.text('ab"\\(),  \t\näN', max_size=6), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3)
+    st.none(),
+    st.text('ab"\\(),  \t\näN', max_size=6),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3),
 )
 
 
@@ -53,7 +55,11 @@ def test_a_row_is_cut_where_postgres_put_its_commas(text: str, row: list[Value])
     assert split(text, fields=len(row)) == [row]
 
 
-@given(st.integers(1, 4).flatmap(lambda fields: st.lists(st.lists(texts, min_size=fields, max_size=fields), min_size=1, max_size=5)))
+@given(
+    st.integers(1, 4).flatmap(
+        lambda fields: st.lists(st.lists(texts, min_size=fields, max_size=fields), min_size=1, max_size=5)
+    )
+)
 def test_every_row_text_is_read_back_unchanged(rows: list[list[Value]]) -> None:
     assert split(*map(written, rows), fields=len(rows[0])) == rows
 

@@ -51,7 +51,12 @@ HELD: list[tuple[int, int, str, Any]] = [
     (NUMERIC, numeric(38, 0), "9" * 38, Decimal("9" * 38)),
     (NUMERIC, numeric(2, 2), "0.05", Decimal("0.05")),
     (NUMERIC, numeric(5, -2), "-1234500", Decimal(-1234500)),
-    (NUMERIC, -1, "12345678901234567890.123456789012345678", Decimal("12345678901234567890.123456789012345678")),
+    (
+        NUMERIC,
+        -1,
+        "12345678901234567890.123456789012345678",
+        Decimal("12345678901234567890.123456789012345678"),
+    ),
     (NUMERIC, -1, "-0.5" + "0" * 60, Decimal("-0.5")),
     (NUMERIC, -1, "7." + "0" * 60, Decimal(7)),
     (TEXT, -1, "é漢🙂\n'\\", "é漢🙂\n'\\"),
@@ -134,7 +139,12 @@ def test_T02_nan_is_a_floating_value(oid: int) -> None:
 
 @pytest.mark.parametrize(("oid", "modifier", "text"), NOT_HELD)
 def test_a_value_that_the_type_cannot_hold_is_null_and_marked(oid: int, modifier: int, text: str) -> None:
-    held = {NUMERIC: "1", DATE: "2024-01-01", TIMESTAMP: "2024-01-01 00:00:00", TIMESTAMPTZ: "2024-01-01 00:00:00+00"}[oid]
+    held = {
+        NUMERIC: "1",
+        DATE: "2024-01-01",
+        TIMESTAMP: "2024-01-01 00:00:00",
+        TIMESTAMPTZ: "2024-01-01 00:00:00+00",
+    }[oid]
     decoded = decode_text(pa.array([held, text, None]), oid, modifier)
     decoded.values.validate(full=True)
     assert decoded.values.is_valid().to_pylist() == [True, False, False]

@@ -42,8 +42,16 @@ def cut(path: Path, version: int) -> None:
 
 def gone(path: Path, version: int) -> set[tuple[str, str | None]]:
     """The files that a checkpoint lists as removed."""
-    rows = pq.read_table(path / "_delta_log" / f"{version:020d}.checkpoint.parquet", columns=["remove"]).column("remove").to_pylist()
-    return {(row["path"], row["deletionVector"] and row["deletionVector"]["pathOrInlineDv"]) for row in rows if row is not None}
+    rows = (
+        pq.read_table(path / "_delta_log" / f"{version:020d}.checkpoint.parquet", columns=["remove"])
+        .column("remove")
+        .to_pylist()
+    )
+    return {
+        (row["path"], row["deletionVector"] and row["deletionVector"]["pathOrInlineDv"])
+        for row in rows
+        if row is not None
+    }
 
 
 def taken_away(path: Path, after: int, upto: int) -> set[tuple[str, str | None]]:
@@ -63,17 +71,27 @@ def test_a_checkpoint_gives_the_state_of_the_log_for_us_and_for_deltalake(lake: 
     before = state_of(lake.path)
     write_checkpoint(lake.path, before, 0)
     assert newest_checkpoint(lake.path) == before.version
-    assert json.loads((lake.path / "_delta_log" / "_last_checkpoint").read_text())["version"] == before.version
+    assert (
+        json.loads((lake.path / "_delta_log" / "_last_checkpoint").read_text())["version"] == before.version
+    )
     cut(lake.path, before.version)
     after = state_of(lake.path)
-    assert (after.version, after.protocol, after.transactions) == (before.version, before.protocol, before.transactions)
+    assert (after.version, after.protocol, after.transactions) == (
+        before.version,
+        before.protocol,
+        before.transactions,
+    )
     assert after.metadata.action == before.metadata.action
     plain = {name: {**file.action, "dataChange": False} for name, file in before.files.items()}
     assert {name: file.action for name, file in after.files.items()} == plain
     table = DeltaTable(lake.path)
     assert (table.version(), table.transaction_version(APPLICATION)) == (before.version, lake.source.position)
-    rows = pa.table(QueryBuilder().register("t", table).execute("SELECT id, note FROM t").read_all()).to_pylist()
-    assert {row["id"]: row["note"] for row in rows} == {row["id"].typed: row["note"].typed for row in lake.source.rows.values()}
+    rows = pa.table(
+        QueryBuilder().register("t", table).execute("SELECT id, note FROM t").read_all()
+    ).to_pylist()
+    assert {row["id"]: row["note"] for row in rows} == {
+        row["id"].typed: row["note"].typed for row in lake.source.rows.values()
+    }
     follow(lake)
     assert lake.is_right
 
@@ -103,7 +121,11 @@ def test_a_file_that_was_added_again_has_no_tombstone(lake: Lake) -> None:
     file = next(iter(state.files.values()))
     assert commit(lake.path, state.version + 1, [commit_info("DELETE", {}, adds_only=False), removed(file)])
     write_checkpoint(lake.path, state_of(lake.path), 0)
-    assert commit(lake.path, state.version + 2, [commit_info("RESTORE", {}, adds_only=False), {"add": dict(file.action)}])
+    assert commit(
+        lake.path,
+        state.version + 2,
+        [commit_info("RESTORE", {}, adds_only=False), {"add": dict(file.action)}],
+    )
     write_checkpoint(lake.path, state_of(lake.path), 0)
     assert gone(lake.path, state.version + 1) == {(file.path, None)}
     assert gone(lake.path, state.version + 2) == set()
@@ -115,7 +137,11 @@ def test_domains_that_others_wrote_stay_and_those_that_they_removed_do_not(lake:
         return {"domainMetadata": {"domain": name, "configuration": "{}", "removed": removed}}
 
     def found(version: int) -> list[str]:
-        rows = pq.read_table(lake.path / "_delta_log" / f"{version:020d}.checkpoint.parquet").column("domainMetadata").to_pylist()
+        rows = (
+            pq.read_table(lake.path / "_delta_log" / f"{version:020d}.checkpoint.parquet")
+            .column("domainMetadata")
+            .to_pylist()
+        )
         return sorted(row["domain"] for row in rows if row is not None)
 
     version = state_of(lake.path).version
@@ -141,11 +167,16 @@ def test_our_hint_replaces_deltas_with_its_checksum_and_never_moves_backward(lak
     assert json.loads((log / "_last_checkpoint").read_text())["version"] == new.version
 
 
-@pytest.mark.parametrize("name", ["delta.checkpoint.writeStatsAsJson", "delta.checkpoint.writeStatsAsStruct", "delta.enableRowTracking"])
+@pytest.mark.parametrize(
+    "name",
+    ["delta.checkpoint.writeStatsAsJson", "delta.checkpoint.writeStatsAsStruct", "delta.enableRowTracking"],
+)
 def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(lake: Lake, name: str) -> None:
     state = state_of(lake.path)
     properties = {**state.metadata.properties, name: "false" if "Json" in name else "true"}
-    other = replace(state, metadata=replace(state.metadata, action={**state.metadata.action, "configuration": properties}))
+    other = replace(
+        state, metadata=replace(state.metadata, action={**state.metadata.action, "configuration": properties})
+    )
     with pytest.raises(Unsupported):
         write_checkpoint(lake.path, other, 0)
     assert newest_checkpoint(lake.path) == -1
@@ -160,7 +191,9 @@ def remove_begun_before(lake: Lake, seconds: float) -> tuple[str, int]:
     action = removed(file)
     action["remove"]["deletionTimestamp"] -= int(seconds * 1000)
     assert commit(lake.path, state.version + 1, [commit_info("DELETE", {}, adds_only=False), action])
-    return file.path, (lake.path / "_delta_log" / f"{state.version + 1:020d}.json").stat().st_mtime_ns // 1_000_000
+    return file.path, (
+        lake.path / "_delta_log" / f"{state.version + 1:020d}.json"
+    ).stat().st_mtime_ns // 1_000_000
 
 
 def test_a_tombstone_has_the_time_of_its_commit_and_not_of_the_start_of_the_writer(lake: Lake) -> None:
@@ -199,7 +232,9 @@ def test_tombstones_in_checkpoints_of_others_may_be_an_hour_too_old(lake: Lake) 
     assert name not in {path for path, _ in gone(lake.path, state.version)}, "all of theirs are older"
 
 
-def test_a_checkpoint_that_delta_has_just_written_stays_with_its_checksum(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_delta_has_just_written_stays_with_its_checksum(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = state_of(lake.path)
     log = lake.path / "_delta_log"
     target, sync = log / f"{state.version:020d}.checkpoint.parquet", storage.sync_file
@@ -221,6 +256,8 @@ def test_K09_only_one_of_our_positions_from_before_a_restore_keeps_checkpoints_f
     lake: Lake, restored: str, *, is_written: bool
 ) -> None:
     state = replace(state_of(lake.path), restored=frozenset({restored}))
-    maintenance = DeltaMaintenance(cast(SparkSession, None), InlineExecutors(), MaintenanceSettings(compact_after=0, checkpoint_after=1))
+    maintenance = DeltaMaintenance(
+        cast(SparkSession, None), InlineExecutors(), MaintenanceSettings(compact_after=0, checkpoint_after=1)
+    )
     maintenance.run(SharedTable(lake.path, threading.Lock(), lambda: state), APPLICATION)
     assert (newest_checkpoint(lake.path) == state.version) is is_written

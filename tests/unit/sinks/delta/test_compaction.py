@@ -17,7 +17,15 @@ from penstock.sinks.delta import compaction as delta_compaction
 from penstock.sinks.delta.commit import commit, removed
 from penstock.sinks.delta.compaction import SharedTable, compact, files_to_compact
 from penstock.sinks.delta.state import DataFile, load_state
-from tests.support.delta_tables import APPLICATION, InlineExecutors, add_rows, files_of, read_all, rows_of, state_of
+from tests.support.delta_tables import (
+    APPLICATION,
+    InlineExecutors,
+    add_rows,
+    files_of,
+    read_all,
+    rows_of,
+    state_of,
+)
 from tests.support.sinks.delta_lake import LAYOUT, CommitsConcurrently, Lake
 from tests.support.sinks.source import Value
 
@@ -32,10 +40,14 @@ def follow(lake: Lake) -> None:
     assert lake.epoch(lake.slices()).apply(InlineExecutors())
 
 
-def compacted(lake: Lake, meanwhile: Callable[[], None] = lambda: None, files: Sequence[DataFile] | None = None) -> bool:
+def compacted(
+    lake: Lake, meanwhile: Callable[[], None] = lambda: None, files: Sequence[DataFile] | None = None
+) -> bool:
     state = state_of(lake.path)
     shared = SharedTable(lake.path, threading.Lock(), lambda: load_state(lake.path))
-    return compact(shared, state, list(state.files.values()) if files is None else files, CommitsConcurrently(meanwhile))
+    return compact(
+        shared, state, list(state.files.values()) if files is None else files, CommitsConcurrently(meanwhile)
+    )
 
 
 def test_small_files_become_one_once_they_are_many_and_no_row_changes(lake: Lake) -> None:
@@ -50,8 +62,13 @@ def test_small_files_become_one_once_they_are_many_and_no_row_changes(lake: Lake
     (file,) = state_of(lake.path).files.values()
     assert file.vector is None
     assert state_of(lake.path).transactions == before.transactions
-    last = [json.loads(line) for line in (lake.path / "_delta_log" / f"{before.version + 1:020d}.json").read_text().splitlines()]
-    assert {action[kind]["dataChange"] for action in last for kind in action if kind in ("add", "remove")} == {False}
+    last = [
+        json.loads(line)
+        for line in (lake.path / "_delta_log" / f"{before.version + 1:020d}.json").read_text().splitlines()
+    ]
+    assert {
+        action[kind]["dataChange"] for action in last for kind in action if kind in ("add", "remove")
+    } == {False}
 
 
 def test_rows_deleted_while_files_are_compacted_are_deleted_from_the_new_file_too(lake: Lake) -> None:
@@ -66,7 +83,9 @@ def test_rows_deleted_while_files_are_compacted_are_deleted_from_the_new_file_to
 
     assert compacted(lake, epoch)
     assert lake.is_right
-    new, vector = max(((file, file.vector) for file in state_of(lake.path).files.values()), key=lambda each: each[0].bytes)
+    new, vector = max(
+        ((file, file.vector) for file in state_of(lake.path).files.values()), key=lambda each: each[0].bytes
+    )
     assert vector is not None
     assert vector.count == 4, "all rows of the last file are deleted"
     assert json.loads(new.stats or "")["tightBounds"] is False
@@ -93,12 +112,19 @@ def test_concurrent_deletes_leave_the_table_equal_to_the_source(lake: Lake, seed
     for _ in range(4):
         epoch()
         files = list(state_of(lake.path).files.values())
-        compacted(lake, epoch if chance.random() < 0.7 else lambda: None, chance.sample(files, chance.randrange(1, len(files) + 1)))
+        compacted(
+            lake,
+            epoch if chance.random() < 0.7 else lambda: None,
+            chance.sample(files, chance.randrange(1, len(files) + 1)),
+        )
         assert lake.is_right
 
 
 def _optimize(lake: Lake) -> None:
-    old, rows = list(state_of(lake.path).files.values()), pa.Table.from_pylist(rows_of(lake.path), LAYOUT.schema)
+    old, rows = (
+        list(state_of(lake.path).files.values()),
+        pa.Table.from_pylist(rows_of(lake.path), LAYOUT.schema),
+    )
     add_rows(lake.path, rows, lake.source.position)
     assert commit(lake.path, state_of(lake.path).version + 1, [removed(file) for file in old])
 
@@ -118,7 +144,11 @@ def _redefine(lake: Lake) -> None:
 
 def _restore(lake: Lake) -> None:
     """Deleted rows are visible again: their file has no vector any more."""
-    (file,) = [file for file in state_of(lake.path).files.values() if file.vector is not None and file.vector.count == 1][:1]
+    (file,) = [
+        file
+        for file in state_of(lake.path).files.values()
+        if file.vector is not None and file.vector.count == 1
+    ][:1]
     again = {name: value for name, value in file.action.items() if name != "deletionVector"}
     assert commit(lake.path, state_of(lake.path).version + 1, [removed(file), {"add": again}])
 
@@ -132,7 +162,12 @@ def test_K09_concurrent_changes_of_another_writer_stay(lake: Lake, act: Callable
     def meanwhile() -> None:
         written = lake.files()
         act(lake)
-        there.append((rows_of(lake.path), {name for name in lake.files() if name not in written or not name.startswith("compact-")}))
+        there.append(
+            (
+                rows_of(lake.path),
+                {name for name in lake.files() if name not in written or not name.startswith("compact-")},
+            )
+        )
 
     assert not compacted(lake, meanwhile)
     assert (rows_of(lake.path), lake.files()) == there[0]
@@ -148,7 +183,9 @@ def test_a_lost_commit_race_leaves_none_of_our_files(lake: Lake, monkeypatch: py
         there.update(lake.files())
 
     assert not compacted(lake, epoch)
-    assert {name for name in lake.files() if not name.startswith("compact-")} == {n for n in there if not n.startswith("compact-")}
+    assert {name for name in lake.files() if not name.startswith("compact-")} == {
+        n for n in there if not n.startswith("compact-")
+    }
     assert not list(lake.path.glob("compact-*"))
     assert lake.is_right
 
@@ -165,14 +202,18 @@ def test_a_commit_whose_answer_is_lost_keeps_its_files(lake: Lake, monkeypatch: 
     assert lake.is_right
 
 
-def test_files_that_lost_most_of_their_rows_are_rewritten_a_few_at_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_lost_most_of_their_rows_are_rewritten_a_few_at_a_time(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delta_compaction, "_SMALL_BYTES", 1)
     for key in (1, 2, 6, 7):
         lake.source.delete((Value(key),))
     follow(lake)
     state = state_of(lake.path)
     assert sorted(file.vector.count for file in state.files.values() if file.vector) == [2, 2]
-    assert files_to_compact(state, 1) == [], "half of four rows is not more than half, and two of five are less"
+    assert files_to_compact(state, 1) == [], (
+        "half of four rows is not more than half, and two of five are less"
+    )
     lake.source.delete((Value(3),))
     lake.source.delete((Value(8),))
     follow(lake)

@@ -1,4 +1,6 @@
-"""An epoch of a Delta table without Spark: crashes, concurrent commits of other writers, and parallel tasks."""
+"""An epoch of a Delta table without Spark: crashes, concurrent commits of other writers, and parallel
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,15 @@ from penstock.sinks.keys import key_hashes
 from penstock.sinks.layout import Layout
 from penstock.sinks.modes import Mode
 from penstock.sinks.row_files import write_batches
-from tests.support.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, epoch, rows_of, state_of
+from tests.support.delta_tables import (
+    APPLICATION,
+    InlineExecutors,
+    add_rows,
+    create_table,
+    epoch,
+    rows_of,
+    state_of,
+)
 from tests.support.sinks.delta_lake import ITEMS, LAYOUT, CommitsConcurrently, DyingExecutors, Lake
 from tests.support.sinks.source import Value
 
@@ -80,7 +90,9 @@ def test_K01_a_crash_leaves_files_that_are_no_part_of_the_table_and_the_repeated
 
 
 @pytest.mark.parametrize("step", ["the rows", "the positions", "the vectors"])
-def test_an_epoch_for_which_the_disk_is_full_leaves_no_files(lake: Lake, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_for_which_the_disk_is_full_leaves_no_files(
+    lake: Lake, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.change()
     slices, before = lake.slices(), lake.files()
 
@@ -138,7 +150,9 @@ def test_files_of_finished_tasks_are_removed_if_another_task_of_the_epoch_fails(
     assert lake.is_right
 
 
-def test_files_of_an_epoch_whose_commit_was_not_answered_stay(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_epoch_whose_commit_was_not_answered_stay(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.change()
     slices = lake.slices()
 
@@ -158,7 +172,10 @@ def test_K09_an_epoch_is_computed_again_when_another_writer_committed_first(lake
 
     def compact() -> None:
         """All rows in one file, as OPTIMIZE writes them: row positions found earlier are invalid."""
-        old, rows = list(state_of(lake.path).files.values()), pa.Table.from_pylist(rows_of(lake.path), LAYOUT.schema)
+        old, rows = (
+            list(state_of(lake.path).files.values()),
+            pa.Table.from_pylist(rows_of(lake.path), LAYOUT.schema),
+        )
         add_rows(lake.path, rows)
         assert commit(lake.path, state_of(lake.path).version + 1, [removed(file) for file in old])
 
@@ -203,7 +220,9 @@ def test_the_log_is_one_that_deltalake_reads(lake: Lake) -> None:
     assert log.transaction_version(APPLICATION) == lake.source.position
     assert {uri.rpartition("/")[2] for uri in log.file_uris()} == set(state_of(lake.path).files)
     assert log.history(1)[0]["operation"] == "PENSTOCK EPOCH"
-    rows = pa.table(QueryBuilder().register("t", log).execute("SELECT id, note FROM t ORDER BY id").read_all())
+    rows = pa.table(
+        QueryBuilder().register("t", log).execute("SELECT id, note FROM t ORDER BY id").read_all()
+    )
     expected = [{name: value.typed for name, value in row.items()} for row in lake.source.rows.values()]
     assert rows.to_pylist() == sorted(expected, key=lambda row: str(row["id"]).zfill(9))
 
@@ -288,7 +307,9 @@ def test_values_that_key_changes_moved_through_parts_of_an_epoch_equal_the_sourc
     lake, chance = Lake(tmp_path), random.Random(seed)
     monkeypatch.setattr(shares, "ROWS_A_TASK", 5)
     if seed % 2:  # different keys may have one hash
-        monkeypatch.setattr(slice_reader, "key_hashes", lambda rows, names: key_hashes(rows, names) % np.uint64(11))
+        monkeypatch.setattr(
+            slice_reader, "key_hashes", lambda rows, names: key_hashes(rows, names) % np.uint64(11)
+        )
     for epoch_number in range(3):
         for number in range(40):
             keys = [int(str(row["id"].typed)) for row in lake.source.rows.values()]
@@ -296,12 +317,16 @@ def test_values_that_key_changes_moved_through_parts_of_an_epoch_equal_the_sourc
             act = chance.choice(["move", "move", "move", "change", "touch", "delete", "insert"])
             key = chance.choice(keys) if keys else 0
             if free and (act == "insert" or not keys):
-                lake.source.insert({"id": Value(chance.choice(free)), "note": Value(f"inserted {epoch_number} {number}")})
+                lake.source.insert(
+                    {"id": Value(chance.choice(free)), "note": Value(f"inserted {epoch_number} {number}")}
+                )
             elif act == "move" and free:
                 values = {"id": Value(chance.choice(free))}
                 changed = {"note": Value(f"moved {epoch_number} {number}")}
                 is_kept = chance.random() < 0.8
-                lake.source.update((Value(key),), values if is_kept else {**values, **changed}, ["note"] if is_kept else [])
+                lake.source.update(
+                    (Value(key),), values if is_kept else {**values, **changed}, ["note"] if is_kept else []
+                )
             elif act == "change":
                 lake.source.update((Value(key),), {"note": Value(f"changed {epoch_number} {number}")})
             elif act == "touch":
@@ -342,7 +367,12 @@ class Weighing(InlineExecutors):
     def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         found = super().run(function, tasks)
         self.ran.append(function.__name__)
-        self.positions += sum(each.positions.nbytes for part in found if isinstance(part, EpochPart) for each in part.deletions.found)
+        self.positions += sum(
+            each.positions.nbytes
+            for part in found
+            if isinstance(part, EpochPart)
+            for each in part.deletions.found
+        )
         return found
 
 
@@ -371,13 +401,17 @@ def test_positions_of_deleted_rows_that_exceed_the_bound_go_to_vectors_without_t
 
 def test_an_epoch_without_changes_moves_the_position_alone(lake: Lake) -> None:
     executors = InlineExecutors()
-    assert DeltaCommit(lake.path, APPLICATION, LAYOUT, state_of(lake.path), Position.of(500), ()).apply(executors)
+    assert DeltaCommit(lake.path, APPLICATION, LAYOUT, state_of(lake.path), Position.of(500), ()).apply(
+        executors
+    )
     assert executors.tasks == 0
     assert state_of(lake.path).transactions == {APPLICATION: 500}
     assert not commit(lake.path, state_of(lake.path).version, [transaction(APPLICATION, Position.of(1))])
 
 
-def test_bounds_of_files_are_parsed_once_and_freed_with_the_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_files_are_parsed_once_and_freed_with_the_files(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed = []
 
     def counted(stats: str | None, fields: tuple[pa.Field, ...]) -> Bounds:
@@ -386,7 +420,9 @@ def test_bounds_of_files_are_parsed_once_and_freed_with_the_files(lake: Lake, mo
 
     monkeypatch.setattr(delta_state, "load_bounds", counted)
     state, end = state_of(lake.path), Position.of(500)
-    tables = [DeltaCommit(lake.path, APPLICATION, LAYOUT, state, end, ()).table(scanned=True) for _ in range(3)]
+    tables = [
+        DeltaCommit(lake.path, APPLICATION, LAYOUT, state, end, ()).table(scanned=True) for _ in range(3)
+    ]
     assert [file.bounds for table in tables for file in table.files] == [((1, 5),), ((6, 9),)] * 3
     assert len(parsed) == 2
     tracemalloc.start()
@@ -402,7 +438,9 @@ def test_bounds_of_files_are_parsed_once_and_freed_with_the_files(lake: Lake, mo
     assert held_bytes < 100_000
 
 
-def test_rows_that_changed_during_a_copy_take_the_place_of_those_under_their_keys(lake: Lake, tmp_path: Path) -> None:
+def test_rows_that_changed_during_a_copy_take_the_place_of_those_under_their_keys(
+    lake: Lake, tmp_path: Path
+) -> None:
     layout = Layout(LAYOUT.columns, LAYOUT.key, Mode.HISTORY)
     path = tmp_path / "history"
     create_table(path, layout, mapped=True)
@@ -415,7 +453,8 @@ def test_rows_that_changed_during_a_copy_take_the_place_of_those_under_their_key
     (tmp_path / "keys").mkdir()
     pq.write_table(keys, tmp_path / "keys" / "part-0.parquet")
     pq.write_table(
-        pa.table({"value_0": pa.array([2, 4]), "value_1": ["second", "new"], EXACT: pa.nulls(2, EXACT_TYPE)}), tmp_path / "rows.parquet"
+        pa.table({"value_0": pa.array([2, 4]), "value_1": ["second", "new"], EXACT: pa.nulls(2, EXACT_TYPE)}),
+        tmp_path / "rows.parquet",
     )
     changed = ChangedRows(str(tmp_path / "keys"), (str(tmp_path / "rows.parquet"),))
     later = snapshot_place(path, layout, Position.of(150))
@@ -423,6 +462,13 @@ def test_rows_that_changed_during_a_copy_take_the_place_of_those_under_their_key
     repair = DeltaCommit(path, APPLICATION, layout, state_of(path), Position.of(150))
     assert repair.repair(changed, later, InlineExecutors())
     found = {row["id"]: row for row in rows_of(path)}
-    assert {key: (row["note"], row["_valid_from"]) for key, row in found.items()} == {1: ("a", 100), 2: ("second", 150), 4: ("new", 150)}
-    assert all(row["_current"] and row["_valid_to"] is None and row["_valid_from_time"].year > 2000 for row in found.values())
+    assert {key: (row["note"], row["_valid_from"]) for key, row in found.items()} == {
+        1: ("a", 100),
+        2: ("second", 150),
+        4: ("new", 150),
+    }
+    assert all(
+        row["_current"] and row["_valid_to"] is None and row["_valid_from_time"].year > 2000
+        for row in found.values()
+    )
     assert state_of(path).transactions == {APPLICATION: 150}

@@ -42,7 +42,16 @@ NESTED = pa.schema(
         ("map", pa.map_(pa.string(), pa.string())),
         ("maps", pa.list_(pa.map_(pa.string(), pa.string()))),
         ("shape", GEOMETRY_TYPE),
-        ("sparse", pa.struct([("dimensions", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])),
+        (
+            "sparse",
+            pa.struct(
+                [
+                    ("dimensions", pa.int32()),
+                    ("indices", pa.list_(pa.int32())),
+                    ("values", pa.list_(pa.float32())),
+                ]
+            ),
+        ),
         ("moments", pa.list_(pa.timestamp("us", "UTC"))),
     ]
 )
@@ -65,7 +74,9 @@ def test_types_with_structure_come_back_as_they_were_written(tmp_path: Path) -> 
         (pa.struct([("a", pa.large_list(pa.large_binary()))]), pa.struct([("a", pa.list_(pa.binary()))])),
     ],
 )
-def test_other_forms_of_a_type_are_the_same_type_however_deep_they_are(answered: pa.DataType, plain: pa.DataType) -> None:
+def test_other_forms_of_a_type_are_the_same_type_however_deep_they_are(
+    answered: pa.DataType, plain: pa.DataType
+) -> None:
     """The form of delta-rs' answer depends on its version."""
     assert _plain(answered) == plain
 
@@ -168,7 +179,9 @@ def begun_late(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_K09_a_table_restored_to_where_its_log_begins_has_the_position_of_the_checkpoint_there(begun_late: Path) -> None:
+def test_K09_a_table_restored_to_where_its_log_begins_has_the_position_of_the_checkpoint_there(
+    begun_late: Path,
+) -> None:
     assert load_applied(begun_late, "a") == Position.of(30)
     DeltaTable(begun_late).restore(3)
     assert DeltaTable(begun_late).transaction_version("a") == 30
@@ -177,7 +190,9 @@ def test_K09_a_table_restored_to_where_its_log_begins_has_the_position_of_the_ch
     assert held_position(begun_late, "another", 6) == Position.ZERO
 
 
-def test_K09_a_table_restored_to_a_version_that_nothing_speaks_of_any_more_is_refused(begun_late: Path) -> None:
+def test_K09_a_table_restored_to_a_version_that_nothing_speaks_of_any_more_is_refused(
+    begun_late: Path,
+) -> None:
     DeltaTable(begun_late).restore(3)
     DeltaTable(begun_late).create_checkpoint()
     (begun_late / "_delta_log" / f"{3:020d}.checkpoint.parquet").unlink()
@@ -202,7 +217,9 @@ def test_our_commits_after_a_version_are_seen_and_those_of_others_are_not(tmp_pa
 def test_files_of_unfinished_snapshots_go_and_those_of_older_versions_stay(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"id": pa.array([], pa.int64())}))
     pq.write_table(pa.table({"id": [1]}), tmp_path / "snapshot-0A-000000-aa.parquet")
-    first = SnapshotFile("snapshot-0A-000000-aa.parquet", 1, (tmp_path / "snapshot-0A-000000-aa.parquet").stat().st_size, "{}")
+    first = SnapshotFile(
+        "snapshot-0A-000000-aa.parquet", 1, (tmp_path / "snapshot-0A-000000-aa.parquet").stat().st_size, "{}"
+    )
     (tmp_path / "snapshot-0A-000000-bb.parquet").write_bytes(b"another attempt")
     (tmp_path / "snapshot-0B-000000-cc.parquet").write_bytes(b"another snapshot")
     adopt_files(tmp_path, "a", [first], Position.of(10))

@@ -53,12 +53,15 @@ def test_a_path_that_leads_out_of_the_table_is_refused(root: Path, uri: str) -> 
         table_file(root, uri.format(root=root, other=root.parent / "other"))
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "a/x.parquet", "a b/c#?.parquet", "..x.parquet", "day=1/x.parquet"])
+@pytest.mark.parametrize(
+    "name", ["x.parquet", "a/x.parquet", "a b/c#?.parquet", "..x.parquet", "day=1/x.parquet"]
+)
 def test_a_file_of_the_table_is_found_by_its_escaped_or_absolute_name(root: Path, name: str) -> None:
     absolute = root / name
-    assert [table_file(root, uri) for uri in (quote(name), quote(str(absolute)), absolute.as_uri(), f"a/../{quote(name)}")] == [
-        absolute
-    ] * 4
+    assert [
+        table_file(root, uri)
+        for uri in (quote(name), quote(str(absolute)), absolute.as_uri(), f"a/../{quote(name)}")
+    ] == [absolute] * 4
 
 
 def test_a_table_that_is_itself_reached_by_a_link_is_read(root: Path) -> None:
@@ -66,7 +69,9 @@ def test_a_table_that_is_itself_reached_by_a_link_is_read(root: Path) -> None:
     assert table_file(root.parent / "lake", "x.parquet") == root.parent / "lake" / "x.parquet"
 
 
-def test_a_table_with_a_broken_log_does_not_keep_a_run_from_dropping_the_shadow_of_a_killed_one(tmp_path: Path) -> None:
+def test_a_table_with_a_broken_log_does_not_keep_a_run_from_dropping_the_shadow_of_a_killed_one(
+    tmp_path: Path,
+) -> None:
     table, shadow = tmp_path / "public" / "t", tmp_path / SHADOWS / "shop" / "copy" / "public" / "t"
     for each in (table, shadow):
         (each / "_delta_log").mkdir(parents=True)

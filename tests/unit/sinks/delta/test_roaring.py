@@ -29,11 +29,17 @@ from penstock.sinks.delta.deletion_vectors import (
 HEAD = struct.pack("<I", 1681511377)
 
 EXAMPLE = "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
-"""In the protocol's own text; though around the bitmap it has a form that is older than the one that the text describes."""
+"""In the protocol's own text; though around the bitmap it has a form that is older than the one that the text
+describes.
+"""
 
 
 def bitmap(*buckets: tuple[int, bytes]) -> bytes:
-    return HEAD + struct.pack("<Q", len(buckets)) + b"".join(struct.pack("<I", key) + data for key, data in buckets)
+    return (
+        HEAD
+        + struct.pack("<Q", len(buckets))
+        + b"".join(struct.pack("<I", key) + data for key, data in buckets)
+    )
 
 
 def test_the_example_of_the_protocol_is_read_and_written_to_the_byte() -> None:
@@ -51,7 +57,9 @@ def test_a_name_of_the_protocol_leads_to_its_file(tmp_path: Path) -> None:
     name = "ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
     (tmp_path / "ab").mkdir()
     empty = bitmap()
-    (tmp_path / name).write_bytes(b"\x01" + struct.pack(">I", len(empty)) + empty + struct.pack(">I", zlib.crc32(empty)))
+    (tmp_path / name).write_bytes(
+        b"\x01" + struct.pack(">I", len(empty)) + empty + struct.pack(">I", zlib.crc32(empty))
+    )
     assert load_vector(tmp_path, DeletionVector("u", vector.place, 1, len(empty), 0)).size == 0
     assert load_vector(tmp_path, DeletionVector("p", f"file://{tmp_path}/{name}", 1, len(empty), 0)).size == 0
     assert z85_encode(UUID("d2c639aa-8816-431a-aaf6-d3fe2512ff61").bytes) == "^-aqEH.-t@S}K{vb[*k^"
@@ -75,13 +83,18 @@ def test_a_container_is_an_array_up_to_4096_numbers_and_a_bitmap_beyond() -> Non
     array, bits = np.arange(0, 8192, 2), np.arange(0, 8194, 2)
     head = 4 + 8 + 4 + 8 + 8
     assert [len(encode_positions(each)) - head for each in (array, bits)] == [2 * 4096, 8192]
-    assert [decode_positions(encode_positions(each)).tolist() for each in (array, bits)] == [array.tolist(), bits.tolist()]
+    assert [decode_positions(encode_positions(each)).tolist() for each in (array, bits)] == [
+        array.tolist(),
+        bits.tolist(),
+    ]
 
 
 SETS = st.one_of(
     st.lists(st.integers(0, 2**40)),
     st.lists(st.integers(0, 1 << 18), max_size=2000),
-    st.tuples(st.integers(0, 1 << 34), st.integers(0, 200_000), st.integers(1, 3)).map(lambda way: range(way[0], way[0] + way[1], way[2])),
+    st.tuples(st.integers(0, 1 << 34), st.integers(0, 200_000), st.integers(1, 3)).map(
+        lambda way: range(way[0], way[0] + way[1], way[2])
+    ),
 )
 
 
@@ -98,7 +111,9 @@ def test_distinct_values_are_those_that_numpy_finds(rows: list[int] | range) -> 
     assert np.array_equal(distinct(np.array(rows, np.int64)), np.unique(np.array(rows, np.int64)))
 
 
-def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ascending = np.arange(0, 300_000, 3)
     assert distinct(ascending) is ascending
     for name in ("sort", "unique"):
@@ -110,7 +125,9 @@ def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(monkeypatch: pyte
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 1 << 17), max_size=50), st.data())
-def test_damaged_bytes_are_refused_or_mean_a_set_and_never_crash(rows: list[int], data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_mean_a_set_and_never_crash(
+    rows: list[int], data: st.DataObject
+) -> None:
     whole = bytearray(encode_positions(np.array(rows, np.int64)))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = data.draw(st.integers(0, len(whole)))
@@ -139,7 +156,9 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
     rows = {"a": np.array([1, 5]), "b": np.arange(100_000), "c": np.array([9])}
     vectors = write_vectors(tmp_path, rows.items())
     (file,) = tmp_path.iterdir()
-    assert {path: load_vector(tmp_path, vector).tolist() for path, vector in vectors.items()} == {p: r.tolist() for p, r in rows.items()}
+    assert {path: load_vector(tmp_path, vector).tolist() for path, vector in vectors.items()} == {
+        p: r.tolist() for p, r in rows.items()
+    }
     assert len({vector.identity for vector in vectors.values()}) == 3
     assert DeletionVector.parse(vectors["b"].document()) == vectors["b"]
 
@@ -150,7 +169,9 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="damaged"):
         load_vector(tmp_path, vectors["b"])
     with pytest.raises(SinkError, match="the log says 7"):
-        load_vector(tmp_path, DeletionVector("u", vectors["a"].place, vectors["a"].offset, vectors["a"].bytes, 7))
+        load_vector(
+            tmp_path, DeletionVector("u", vectors["a"].place, vectors["a"].offset, vectors["a"].bytes, 7)
+        )
     file.unlink()
     with pytest.raises(TargetFileLostError, match=r"\.bin of the target is missing"):
         load_vector(tmp_path, vectors["a"])

@@ -1,4 +1,6 @@
-"""Rows of a Delta table found by key: which files are read, which rows match, and the state after a commit."""
+"""Rows of a Delta table found by key: which files are read, which rows match, and the state after a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from penstock.errors import SinkError, TargetFileLostError
 from penstock.position import Position
 from penstock.sinks.delta.commit import commit, commit_info, marked, transaction, wide_stats
 from penstock.sinks.delta.deletion_vectors import DeletionVector, write_vectors
-from penstock.sinks.delta.lookup import FoundRows, Probes, ScanFile, TableFiles, find_counted, find_rows, load_bounds, read_rows
+from penstock.sinks.delta.lookup import (
+    FoundRows,
+    Probes,
+    ScanFile,
+    TableFiles,
+    find_counted,
+    find_rows,
+    load_bounds,
+    read_rows,
+)
 from penstock.sinks.delta.state import DataFile, Unsupported
 from penstock.sinks.layout import Layout
 from penstock.sinks.modes import Mode
@@ -31,7 +42,9 @@ ZONED, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")
 
 
 def stats(low: object, high: object) -> str:
-    return json.dumps({"numRecords": 3, "minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": 0}})
+    return json.dumps(
+        {"numRecords": 3, "minValues": {"k": low}, "maxValues": {"k": high}, "nullCount": {"k": 0}}
+    )
 
 
 def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
@@ -45,7 +58,13 @@ def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
         (pa.int64(), 3, 9, [3, 5, 9], [2, 10]),
         (pa.string(), "b", "d", ["b", "cc", "d"], ["a", "da", "é"]),
         (pa.string(), "b", "d" * 32, ["d" * 32 + "x", "zz"], ["a"]),
-        (pa.date32(), "2024-01-01", "2024-02-01", [date(2024, 1, 1), date(2024, 2, 1)], [date(2023, 12, 31), date(2024, 2, 2)]),
+        (
+            pa.date32(),
+            "2024-01-01",
+            "2024-02-01",
+            [date(2024, 1, 1), date(2024, 2, 1)],
+            [date(2023, 12, 31), date(2024, 2, 2)],
+        ),
         (
             ZONED,
             "2024-01-01T00:00:00.123Z",
@@ -54,8 +73,20 @@ def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
             [datetime(2024, 1, 1, 1, 1, 0, 125000, UTC)],
         ),
         # Amsterdam was 19 minutes and 32 seconds ahead, and Spark writes no seconds of a zone.
-        (ZONED, "1800-01-01T00:19:32.000+00:19", None, [datetime(1800, 1, 1, tzinfo=UTC)], [datetime(1799, 12, 31, 23, 58, tzinfo=UTC)]),
-        (LOCAL, "2024-01-01T00:00:00.123", "2024-01-01T00:00:00.123", [datetime(2024, 1, 1, 0, 0, 0, 123456)], [datetime(2024, 1, 2)]),  # noqa: DTZ001
+        (
+            ZONED,
+            "1800-01-01T00:19:32.000+00:19",
+            None,
+            [datetime(1800, 1, 1, tzinfo=UTC)],
+            [datetime(1799, 12, 31, 23, 58, tzinfo=UTC)],
+        ),
+        (
+            LOCAL,
+            "2024-01-01T00:00:00.123",
+            "2024-01-01T00:00:00.123",
+            [datetime(2024, 1, 1, 0, 0, 0, 123456)],
+            [datetime(2024, 1, 2)],
+        ),  # noqa: DTZ001
         (pa.float64(), 1.0, 2.0, [5.0, float("nan")], []),
         (pa.decimal128(10, 2), 1.0, 2.0, [Decimal(5)], []),
         (pa.bool_(), False, False, [True], []),
@@ -75,7 +106,9 @@ def test_a_file_is_passed_over_only_where_its_bounds_rule_the_key_out(
     assert not any(may_hold(kind, value, stats(low, high)) for value in outside)
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "{", '{"minValues": 3}', '{"minValues": null, "maxValues": null}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", "{", '{"minValues": 3}', '{"minValues": null, "maxValues": null}']
+)
 def test_statistics_that_say_nothing_rule_nothing_out(text: str | None) -> None:
     assert may_hold(pa.int64(), 5, text)
 
@@ -93,10 +126,15 @@ def test_bounds_never_exclude_an_existing_key(keys: list[int], low: int, high: i
     assert there or many or not found
 
 
-def table_of(root: Path, *files: pa.Table, vector: DeletionVector | None = None, rows_a_group: int = 3) -> TableFiles:
+def table_of(
+    root: Path, *files: pa.Table, vector: DeletionVector | None = None, rows_a_group: int = 3
+) -> TableFiles:
     for number, rows in enumerate(files):
         pq.write_table(rows, root / f"f{number}", row_group_size=rows_a_group)
-    scanned = tuple(ScanFile(f"f{number}", ((None, None),) * 2, vector if number == 0 else None) for number in range(len(files)))
+    scanned = tuple(
+        ScanFile(f"f{number}", ((None, None),) * 2, vector if number == 0 else None)
+        for number in range(len(files))
+    )
     return TableFiles(str(root), files[0].schema, files[0].schema, ("a", "b"), scanned)
 
 
@@ -123,7 +161,12 @@ def test_a_row_is_met_by_its_whole_key_in_any_row_group(tmp_path: Path) -> None:
 
 
 def test_a_key_that_its_column_cannot_hold_is_met_by_its_text(tmp_path: Path) -> None:
-    table = table_of(tmp_path, keyed((None, "x", {"a": "1e40"}), (None, "x", {"a": "NaN"}), (None, "x", None), (1, "x", {"c": "1e40"})))
+    table = table_of(
+        tmp_path,
+        keyed(
+            (None, "x", {"a": "1e40"}), (None, "x", {"a": "NaN"}), (None, "x", None), (1, "x", {"c": "1e40"})
+        ),
+    )
     assert places(find_rows(table, keyed((None, "x", {"a": "NaN"})), ("a", "b"))) == {"f0": [1]}
     assert places(find_rows(table, keyed((1, "x", None)), ("a", "b"))) == {"f0": [3]}
     assert places(find_rows(table, keyed((None, "x", None)), ("a", "b"))) == {"f0": [2]}
@@ -143,24 +186,36 @@ def test_of_equal_rows_the_requested_number_is_deleted_over_all_files(tmp_path: 
     rows = keyed((1, "x", None), (2, "y", None), (1, "x", None))
     table = table_of(tmp_path, rows, rows, rows)
     keys = keyed((1, "x", None), (2, "y", None))
-    assert places(find_counted(table, keys, ("a", "b"), np.array([3, 9]))) == {"f0": [0, 1, 2], "f1": [0, 1], "f2": [1]}
+    assert places(find_counted(table, keys, ("a", "b"), np.array([3, 9]))) == {
+        "f0": [0, 1, 2],
+        "f1": [0, 1],
+        "f2": [1],
+    }
 
 
 def test_files_of_others_have_times_without_a_unit_and_lack_later_columns(tmp_path: Path) -> None:
-    old = pa.table({"a": pa.array([1, 2]), "b": pa.array([datetime(9000, 1, 1), datetime(2024, 1, 1)], LOCAL)})  # noqa: DTZ001
+    old = pa.table(
+        {"a": pa.array([1, 2]), "b": pa.array([datetime(9000, 1, 1), datetime(2024, 1, 1)], LOCAL)}
+    )  # noqa: DTZ001
     pq.write_table(old, tmp_path / "f0", use_deprecated_int96_timestamps=True)
     schema = pa.schema([("a", pa.int64()), ("b", ZONED), ("c", pa.string())])
-    table = TableFiles(str(tmp_path), schema, schema, ("a", "b"), (ScanFile("f0", ((None, None),) * 2, None),))
+    table = TableFiles(
+        str(tmp_path), schema, schema, ("a", "b"), (ScanFile("f0", ((None, None),) * 2, None),)
+    )
     keys = pa.table({"a": [1], "b": pa.array([datetime(9000, 1, 1, tzinfo=UTC)], ZONED)})
     found = find_rows(table, keys, ("a", "b"))
     assert places(found) == {"f0": [0]}
-    assert read_rows(table, found, ()).known.to_pylist() == [{"a": 1, "b": datetime(9000, 1, 1, tzinfo=UTC), "c": None}]
+    assert read_rows(table, found, ()).known.to_pylist() == [
+        {"a": 1, "b": datetime(9000, 1, 1, tzinfo=UTC), "c": None}
+    ]
 
 
 def test_a_key_with_a_dot_in_its_name_is_not_taken_for_a_column_inside_of_another(tmp_path: Path) -> None:
     rows = pa.table({"a": [{"b": 100}, {"b": 200}], "a.b": [1, 2], "b": ["x", "y"]})
     pq.write_table(rows, tmp_path / "f0")
-    table = TableFiles(str(tmp_path), rows.schema, rows.schema, ("a.b",), (ScanFile("f0", ((None, None),), None),))
+    table = TableFiles(
+        str(tmp_path), rows.schema, rows.schema, ("a.b",), (ScanFile("f0", ((None, None),), None),)
+    )
     found = find_rows(table, pa.table({"a.b": [2, 3]}), ("a.b",))
     assert places(found) == {"f0": [1]}
     assert read_rows(table, found, ()).known.to_pylist() == rows.slice(1).to_pylist()
@@ -179,7 +234,9 @@ def test_a_missing_file_is_one_of_our_errors(tmp_path: Path) -> None:
 LAYOUT = Layout(pa.schema([("a", pa.int64())]), ("a",), Mode.MIRROR)
 
 
-def test_a_link_whose_answer_was_lost_is_our_own_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_answer_was_lost_is_our_own_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As for an NFS client that repeats a request and learns that the file exists."""
     (tmp_path / "_delta_log").mkdir()
     link = os.link
@@ -199,9 +256,14 @@ def _refuse(*_: object, **__: object) -> None:
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
-def test_a_commit_is_visible_whole_or_not_at_all_and_never_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_visible_whole_or_not_at_all_and_never_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create_table(tmp_path, LAYOUT)
-    ours = [commit_info("WRITE", {"position": "0/5"}, adds_only=True), transaction(APPLICATION, Position.of(5))]
+    ours = [
+        commit_info("WRITE", {"position": "0/5"}, adds_only=True),
+        transaction(APPLICATION, Position.of(5)),
+    ]
     assert commit(tmp_path, 1, ours)
     assert not commit(tmp_path, 1, [transaction(APPLICATION, Position.of(9))])
     assert state_of(tmp_path).transactions == {APPLICATION: 5}
@@ -233,8 +295,19 @@ def test_statistics_of_a_file_that_lost_rows_are_bounds_and_keep_their_digits() 
 def test_a_file_that_loses_rows_is_removed_with_its_old_vector_and_added_with_the_new_one() -> None:
     old = DeletionVector("u", "x" * 20, 1, 40, 1)
     new = DeletionVector("u", "y" * 20, 1, 40, 2)
-    action = {"path": "f", "size": 9, "partitionValues": {}, "tags": {"t": "1"}, "modificationTime": 1, "deletionVector": old.document()}
+    action = {
+        "path": "f",
+        "size": 9,
+        "partitionValues": {},
+        "tags": {"t": "1"},
+        "modificationTime": 1,
+        "deletionVector": old.document(),
+    }
     remove, add = marked(DataFile(action), new, 3)
     assert remove["remove"]["deletionVector"] == old.document()
-    assert (add["add"]["deletionVector"], add["add"]["tags"], add["add"]["path"]) == (new.document(), {"t": "1"}, "f")
+    assert (add["add"]["deletionVector"], add["add"]["tags"], add["add"]["path"]) == (
+        new.document(),
+        {"t": "1"},
+        "f",
+    )
     assert json.loads(add["add"]["stats"])["numRecords"] == 3

@@ -32,7 +32,13 @@ from penstock.sinks.delta.state import (
 )
 from penstock.sinks.row_files import renamed
 
-VECTOR = {"storageType": "u", "pathOrInlineDv": "^-aqEH.-t@S}K{vb[*k^", "offset": 1, "sizeInBytes": 40, "cardinality": 6}
+VECTOR = {
+    "storageType": "u",
+    "pathOrInlineDv": "^-aqEH.-t@S}K{vb[*k^",
+    "offset": 1,
+    "sizeInBytes": 40,
+    "cardinality": 6,
+}
 
 
 def rows(*ids: int) -> pa.Table:
@@ -41,7 +47,9 @@ def rows(*ids: int) -> pa.Table:
 
 def append(path: Path, *ids: int, position: int | None = None) -> None:
     transactions = [] if position is None else [Transaction("a", position)]
-    write_deltalake(path, rows(*ids), mode="append", commit_properties=CommitProperties(app_transactions=transactions))
+    write_deltalake(
+        path, rows(*ids), mode="append", commit_properties=CommitProperties(app_transactions=transactions)
+    )
 
 
 def loaded(path: Path) -> DeltaState:
@@ -52,7 +60,9 @@ def loaded(path: Path) -> DeltaState:
 
 def by_hand(path: Path, *actions: dict[str, Any]) -> None:
     version = loaded(path).version + 1
-    (path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
+    (path / "_delta_log" / f"{version:020d}.json").write_text(
+        "\n".join(map(json.dumps, actions)), encoding="utf-8"
+    )
 
 
 def agrees(path: Path) -> bool:
@@ -157,8 +167,14 @@ def test_a_checkpoint_in_parts_counts_when_all_parts_exist(tmp_path: Path) -> No
         commit.unlink()
     found = loaded(tmp_path)
     assert found.files.keys() == expected.files.keys()
-    assert (found.version, found.transactions, found.metadata.fields) == (3, expected.transactions, expected.metadata.fields)
-    assert [file.stats for file in found.files.values()] == [expected.files[name].stats for name in found.files]
+    assert (found.version, found.transactions, found.metadata.fields) == (
+        3,
+        expected.transactions,
+        expected.metadata.fields,
+    )
+    assert [file.stats for file in found.files.values()] == [
+        expected.files[name].stats for name in found.files
+    ]
     (log / f"{3:020d}.checkpoint.{2:010d}.{2:010d}.parquet").unlink()
     with pytest.raises(Unsupported, match="unsupported kind"):
         load_state(tmp_path)
@@ -215,7 +231,20 @@ def test_a_damaged_log_is_distinguished_from_an_unreadable_one(tmp_path: Path, d
 @pytest.mark.parametrize(
     ("protocol", "properties", "metadata", "reason"),
     [
-        ({"writerFeatures": ["deletionVectors", "columnMapping", "appendOnly", "invariants", "timestampNtz"]}, {}, {}, None),
+        (
+            {
+                "writerFeatures": [
+                    "deletionVectors",
+                    "columnMapping",
+                    "appendOnly",
+                    "invariants",
+                    "timestampNtz",
+                ]
+            },
+            {},
+            {},
+            None,
+        ),
         ({"writerFeatures": ["rowTracking", "domainMetadata"]}, {}, {}, "rowTracking"),
         ({"writerFeatures": ["inCommitTimestamp"]}, {}, {}, "inCommitTimestamp"),
         ({"writerFeatures": ["catalogManaged"]}, {}, {}, "catalogManaged"),
@@ -235,9 +264,23 @@ def test_a_damaged_log_is_distinguished_from_an_unreadable_one(tmp_path: Path, d
 def test_features_that_we_do_not_know_to_be_safe_leave_the_table_to_delta(
     protocol: dict[str, Any], properties: dict[str, str], metadata: dict[str, Any], reason: str | None
 ) -> None:
-    fields = [{"name": "s", "type": {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": metadata}]}}]
-    action = {"schemaString": json.dumps({"type": "struct", "fields": fields}), "configuration": properties, "partitionColumns": []}
-    state = DeltaState(0, {"minReaderVersion": 3, "minWriterVersion": 7, **protocol}, Metadata(action), {}, {})
+    fields = [
+        {
+            "name": "s",
+            "type": {
+                "type": "struct",
+                "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": metadata}],
+            },
+        }
+    ]
+    action = {
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "configuration": properties,
+        "partitionColumns": [],
+    }
+    state = DeltaState(
+        0, {"minReaderVersion": 3, "minWriterVersion": 7, **protocol}, Metadata(action), {}, {}
+    )
     if reason is None:
         check_writable(state)
     else:
@@ -248,15 +291,25 @@ def test_features_that_we_do_not_know_to_be_safe_leave_the_table_to_delta(
 def test_a_column_that_takes_no_nulls_leaves_the_table_to_delta() -> None:
     """It checks every row; we would write them."""
     field = {"name": "x", "type": "long", "nullable": False, "metadata": {}}
-    action = {"schemaString": json.dumps({"type": "struct", "fields": [field]}), "configuration": {}, "partitionColumns": []}
+    action = {
+        "schemaString": json.dumps({"type": "struct", "fields": [field]}),
+        "configuration": {},
+        "partitionColumns": [],
+    }
     with pytest.raises(Unsupported, match="NOT NULL"):
-        check_writable(DeltaState(0, {"minReaderVersion": 3, "minWriterVersion": 7}, Metadata(action), {}, {}))
+        check_writable(
+            DeltaState(0, {"minReaderVersion": 3, "minWriterVersion": 7}, Metadata(action), {}, {})
+        )
 
 
 def test_rows_are_taken_out_only_where_the_table_has_vectors_switched_on() -> None:
     def state(features: list[str], value: str) -> DeltaState:
-        metadata = Metadata({"schemaString": '{"fields": []}', "configuration": {"delta.enableDeletionVectors": value}})
-        return DeltaState(0, {"minReaderVersion": 3, "minWriterVersion": 7, "writerFeatures": features}, metadata, {}, {})
+        metadata = Metadata(
+            {"schemaString": '{"fields": []}', "configuration": {"delta.enableDeletionVectors": value}}
+        )
+        return DeltaState(
+            0, {"minReaderVersion": 3, "minWriterVersion": 7, "writerFeatures": features}, metadata, {}, {}
+        )
 
     assert can_delete(state(["deletionVectors"], "true"))
     assert not can_delete(state(["deletionVectors"], "false"))
@@ -295,15 +348,22 @@ def test_a_position_that_deltalake_commits_is_seen(tmp_path: Path) -> None:
     assert loaded(tmp_path).transactions == {"a": 77}
 
 
-@pytest.mark.parametrize("path", ["../x.parquet", "%2E%2E/x.parquet", "/else/x.parquet", "file:///else/x.parquet"])
+@pytest.mark.parametrize(
+    "path", ["../x.parquet", "%2E%2E/x.parquet", "/else/x.parquet", "file:///else/x.parquet"]
+)
 def test_a_log_that_adds_a_file_outside_the_table_is_refused(tmp_path: Path, path: str) -> None:
     append(tmp_path, 1)
-    by_hand(tmp_path, {"add": {"path": path, "size": 1, "partitionValues": {}, "modificationTime": 1, "dataChange": True}})
+    by_hand(
+        tmp_path,
+        {"add": {"path": path, "size": 1, "partitionValues": {}, "modificationTime": 1, "dataChange": True}},
+    )
     with pytest.raises(FileOutsideTableError):
         load_state(tmp_path)
 
 
-def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being_dropped(tmp_path: Path) -> None:
+def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being_dropped(
+    tmp_path: Path,
+) -> None:
     """A shadow of a former run, whose files are linked already; dropping them is the first step of a run."""
     table, shadows = tmp_path / "public" / "t", tmp_path / SHADOWS / "shop"
     shadow = shadows / "copy" / "public" / "t"
@@ -320,7 +380,9 @@ def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being
 
 def test_a_log_that_cannot_be_read_is_not_quoted(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"id": [1]}))
-    (tmp_path / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "a", "version": "some value"}}))
+    (tmp_path / "_delta_log" / f"{1:020d}.json").write_text(
+        json.dumps({"txn": {"appId": "a", "version": "some value"}})
+    )
     for load in (load_state, lambda path: load_version(path, 1)):
         with pytest.raises(SinkError) as raised:
             load(tmp_path)

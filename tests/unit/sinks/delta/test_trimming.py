@@ -98,12 +98,16 @@ class History:
         return {row["id"].typed: row["note"].typed for row in self.lake.source.rows.values()}
 
 
-def keeping(seconds: float | None = 1000 * HOUR, versions: int = 1000, hold: float = 0.0) -> MaintenanceSettings:
+def keeping(
+    seconds: float | None = 1000 * HOUR, versions: int = 1000, hold: float = 0.0
+) -> MaintenanceSettings:
     return MaintenanceSettings(keep_seconds=seconds, versions=versions, hold_seconds=hold)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_versions_that_are_kept_are_whole_and_files_that_only_others_need_are_gone(lake: Lake, tmp_path: Path, seed: int) -> None:
+def test_versions_that_are_kept_are_whole_and_files_that_only_others_need_are_gone(
+    lake: Lake, tmp_path: Path, seed: int
+) -> None:
     history = History(lake, seed)
     for _ in range(3):
         history.go_on(4)
@@ -118,11 +122,15 @@ def test_versions_that_are_kept_are_whole_and_files_that_only_others_need_are_go
     assert log_of(lake) == [state.version]
     vectors = {file.vector.identity for file in state.files.values() if file.vector is not None}
     data = {file.name for file in lake.path.glob("*.parquet")}
-    assert data == set(state.files), "of the files that commits named, just those are left that the last version has"
+    assert data == set(state.files), (
+        "of the files that commits named, just those are left that the last version has"
+    )
     assert len(list(lake.path.glob("*.bin"))) <= len(vectors)
 
 
-def test_versions_are_kept_by_age_by_number_and_in_any_case_for_a_while(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_kept_by_age_by_number_and_in_any_case_for_a_while(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 1)
     history = History(lake, 1)
     for _ in range(12):
@@ -138,7 +146,9 @@ def test_versions_are_kept_by_age_by_number_and_in_any_case_for_a_while(lake: La
     assert log_of(lake)[0] == last - 9
     history.trim(keeping(versions=5))
     assert log_of(lake)[0] == last - 4
-    assert version_at(lake.path, APPLICATION, Position.of(lake.source.fence)) is None, "not searched without files"
+    assert version_at(lake.path, APPLICATION, Position.of(lake.source.fence)) is None, (
+        "not searched without files"
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -175,12 +185,16 @@ def test_K09_files_that_a_restore_brought_back_are_left_to_vacuum(lake: Lake, tm
     make_one(lake)
     history.checkpoint()
     now = state_of(lake.path)
-    actions = [removed(file) for file in now.files.values()] + [{"add": dict(file.action)} for file in before.files.values()]
+    actions = [removed(file) for file in now.files.values()] + [
+        {"add": dict(file.action)} for file in before.files.values()
+    ]
     assert commit(lake.path, now.version + 1, [commit_info("RESTORE", {}, adds_only=False), *actions])
     # Gone again, from a version that is kept.
     back = state_of(lake.path)
     assert commit(
-        lake.path, back.version + 1, [commit_info("DELETE", {}, adds_only=False), *(removed(each) for each in back.files.values())]
+        lake.path,
+        back.version + 1,
+        [commit_info("DELETE", {}, adds_only=False), *(removed(each) for each in back.files.values())],
     )
     os.utime(lake.path / "_delta_log" / f"{now.version:020d}.json", (1, 1))
     history.trim(keeping(versions=3))
@@ -188,7 +202,9 @@ def test_K09_files_that_a_restore_brought_back_are_left_to_vacuum(lake: Lake, tm
     assert all((lake.path / name).exists() for name in back.files)
 
 
-def test_older_versions_are_begun_with_fewer_checkpoints(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_versions_are_begun_with_fewer_checkpoints(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 4)
     history = History(lake, 3)
     for _ in range(12):
@@ -268,13 +284,17 @@ def test_a_commit_whose_file_looks_older_than_the_one_before_it_is_not(aged: His
     assert log_of(aged.lake)[0] == 8
 
 
-def test_tombstones_since_the_beginning_are_known_by_the_earliest_time_of_a_later_commit(aged: History) -> None:
+def test_tombstones_since_the_beginning_are_known_by_the_earliest_time_of_a_later_commit(
+    aged: History,
+) -> None:
     early = time.time() - 100 * HOUR
     os.utime(aged.lake.path / "_delta_log" / f"{12:020d}.json", (early, early))
-    assert aged.trimmer.oldest_kept_ms(state_of(aged.lake.path), keeping(5.5 * HOUR)) == pytest.approx(early * 1000, abs=2)
+    assert aged.trimmer.oldest_kept_ms(state_of(aged.lake.path), keeping(5.5 * HOUR)) == pytest.approx(
+        early * 1000, abs=2
+    )
 
 
-# --- what tables ask for themselves ----------------------------------------------------------------------------------------------
+# --- what tables ask for themselves -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,13 +313,23 @@ def test_tombstones_since_the_beginning_are_known_by_the_earliest_time_of_a_late
         ("", float("inf")),
     ],
 )
-def test_intervals_are_parsed_as_spark_writes_them_and_others_mean_no_limit(text: str, seconds: float) -> None:
+def test_intervals_are_parsed_as_spark_writes_them_and_others_mean_no_limit(
+    text: str, seconds: float
+) -> None:
     assert parse_interval(text) == seconds
 
 
 def test_a_table_requests_the_longer_of_the_retentions_of_its_log_and_its_files() -> None:
-    log, files = {"delta.logRetentionDuration": "interval 3 days"}, {"delta.deletedFileRetentionDuration": "interval 4 days"}
-    assert [required_retention_seconds(each) for each in ({}, log, files, log | files)] == [0.0, 3 * DAY, 4 * DAY, 4 * DAY]
+    log, files = (
+        {"delta.logRetentionDuration": "interval 3 days"},
+        {"delta.deletedFileRetentionDuration": "interval 4 days"},
+    )
+    assert [required_retention_seconds(each) for each in ({}, log, files, log | files)] == [
+        0.0,
+        3 * DAY,
+        4 * DAY,
+        4 * DAY,
+    ]
     assert [removed_file_retention_seconds(each) for each in ({}, log, files)] == [7 * DAY, 7 * DAY, 4 * DAY]
 
 
@@ -311,14 +341,22 @@ def test_vacuum_respects_the_retention_of_a_table(tmp_path: Path) -> None:
         write_deltalake(tmp_path / name, pa.table({"id": [1]}), configuration={"delta.appendOnly": "false"})
         first = commit_file(tmp_path / name, 0)
         asked = f'"delta.deletedFileRetentionDuration":"{interval}"'
-        first.write_text(first.read_text(encoding="utf-8").replace('"delta.appendOnly":"false"', asked), encoding="utf-8")
+        first.write_text(
+            first.read_text(encoding="utf-8").replace('"delta.appendOnly":"false"', asked), encoding="utf-8"
+        )
         assert retained_hours(tmp_path / name, HOUR) == hours
 
 
 def asking(history: History, **properties: str) -> DeltaState:
     state = state_of(history.lake.path)
-    configuration = {**state.metadata.properties, **{f"delta.{name}": value for name, value in properties.items()}}
-    return replace(state, metadata=replace(state.metadata, action={**state.metadata.action, "configuration": configuration}))
+    configuration = {
+        **state.metadata.properties,
+        **{f"delta.{name}": value for name, value in properties.items()},
+    }
+    return replace(
+        state,
+        metadata=replace(state.metadata, action={**state.metadata.action, "configuration": configuration}),
+    )
 
 
 @pytest.mark.parametrize("name", ["logRetentionDuration", "deletedFileRetentionDuration"])
@@ -339,7 +377,9 @@ def test_without_removal_checkpoints_keep_tombstones_for_the_retention_of_delta(
         return aged.trimmer.oldest_kept_ms(asking(aged, **properties), keeping(None)) / 1000
 
     assert since() == pytest.approx(time.time() - 7 * DAY, abs=60)
-    assert since(deletedFileRetentionDuration="interval 2 days") == pytest.approx(time.time() - 2 * DAY, abs=60)
+    assert since(deletedFileRetentionDuration="interval 2 days") == pytest.approx(
+        time.time() - 2 * DAY, abs=60
+    )
     assert since(deletedFileRetentionDuration="for long") == 0
 
 
@@ -347,10 +387,16 @@ def take(lake: Lake) -> None:
     """Make the table a pipeline's, in a commit."""
     state = state_of(lake.path)
     mine = {**state.metadata.action, "configuration": {**state.metadata.properties, OWNER: "shop"}}
-    assert commit(lake.path, state.version + 1, [commit_info("SET TBLPROPERTIES", {}, adds_only=False), {"metaData": mine}])
+    assert commit(
+        lake.path,
+        state.version + 1,
+        [commit_info("SET TBLPROPERTIES", {}, adds_only=False), {"metaData": mine}],
+    )
 
 
-def test_versions_from_before_an_adoption_are_removed_by_age_and_not_by_number(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_from_before_an_adoption_are_removed_by_age_and_not_by_number(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 1)
     history = History(lake, 1)
     for number in range(12):
@@ -374,15 +420,27 @@ def test_versions_from_before_an_adoption_are_removed_by_age_and_not_by_number(l
     assert log_of(lake)[0] == last, "the checkpoint at its beginning says whose it is"
 
 
-def test_a_remove_that_names_a_file_outside_the_table_or_a_live_one_removes_nothing(lake: Lake, tmp_path: Path) -> None:
+def test_a_remove_that_names_a_file_outside_the_table_or_a_live_one_removes_nothing(
+    lake: Lake, tmp_path: Path
+) -> None:
     outside, history = tmp_path / "outside.parquet", History(lake, 1)
     outside.write_bytes(b"somebody else's")
     (lake.path / "linked").symlink_to(tmp_path)
     live = next(iter(state_of(lake.path).files))
     up = os.path.relpath(outside, lake.path)
-    paths = [up, up.replace("..", "%2E%2E"), str(outside), outside.as_uri(), "linked/outside.parquet", f"a/../{live}"]
+    paths = [
+        up,
+        up.replace("..", "%2E%2E"),
+        str(outside),
+        outside.as_uri(),
+        "linked/outside.parquet",
+        f"a/../{live}",
+    ]
     version = state_of(lake.path).version + 1
-    removes = [json.dumps({"remove": {"path": path, "dataChange": True}}) for path in [*paths, "_delta_log/_last_checkpoint"]]
+    removes = [
+        json.dumps({"remove": {"path": path, "dataChange": True}})
+        for path in [*paths, "_delta_log/_last_checkpoint"]
+    ]
     (lake.path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(removes), encoding="utf-8")
     (lake.path / "_delta_log" / "_last_checkpoint").write_text("{}", encoding="utf-8")
     history.checkpoint()
@@ -394,7 +452,9 @@ def test_a_remove_that_names_a_file_outside_the_table_or_a_live_one_removes_noth
     assert (lake.path / "_delta_log" / "_last_checkpoint").exists()
 
 
-def test_the_times_of_20_000_versions_take_a_quarter_of_a_megabyte(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_times_of_20_000_versions_take_a_quarter_of_a_megabyte(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versions = 20_000
     trimmer, state = LogTrimmer(lake.path, None), replace(state_of(lake.path), version=versions)
     begins_ms = int((time.time() - versions) * 1000)

@@ -15,16 +15,33 @@ from penstock.sinks.iceberg.maintenance import small_enough
 from penstock.sinks.iceberg.schema import parse_columns
 
 MB = 1 << 20
-EXACT_FIELD = {"type": "map", "key-id": 11, "key": "string", "value-id": 12, "value-required": False, "value": "string"}
+EXACT_FIELD = {
+    "type": "map",
+    "key-id": 11,
+    "key": "string",
+    "value-id": 12,
+    "value-required": False,
+    "value": "string",
+}
 
 
 def _columns(*types: str) -> pa.Schema:
-    fields = [{"id": at, "name": f"c{at}", "required": False, "type": each} for at, each in enumerate(types, start=1)]
-    return parse_columns({"type": "struct", "fields": [*fields, {"id": 10, "name": EXACT, "required": False, "type": EXACT_FIELD}]})
+    fields = [
+        {"id": at, "name": f"c{at}", "required": False, "type": each}
+        for at, each in enumerate(types, start=1)
+    ]
+    return parse_columns(
+        {
+            "type": "struct",
+            "fields": [*fields, {"id": 10, "name": EXACT, "required": False, "type": EXACT_FIELD}],
+        }
+    )
 
 
 def _file(directory: Path, name: str, schema: pa.Schema, *rows: tuple[object, ...]) -> str:
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
     pq.write_table(pa.table(columns, schema=schema), directory / name)
     return str(directory / name)
 
@@ -41,8 +58,12 @@ def test_one_file_has_the_rows_of_all_and_the_columns_of_the_table(tmp_path: Pat
     assert (made.rows, made.bytes) == (3, (tmp_path / made.name).stat().st_size)
 
 
-@pytest.mark.parametrize("former", [_columns("int", "string"), _columns("long"), _columns("long", "string").remove(2)])
-def test_files_from_before_the_columns_changed_are_for_others_to_read(tmp_path: Path, former: pa.Schema) -> None:
+@pytest.mark.parametrize(
+    "former", [_columns("int", "string"), _columns("long"), _columns("long", "string").remove(2)]
+)
+def test_files_from_before_the_columns_changed_are_for_others_to_read(
+    tmp_path: Path, former: pa.Schema
+) -> None:
     schema = _columns("long", "string")
     row = (1, "a", None)
     values = tuple(None if field.name == EXACT else row[at] for at, field in enumerate(former))

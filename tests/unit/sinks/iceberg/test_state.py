@@ -59,7 +59,9 @@ ORIGIN = Origin({1: OriginColumn("id", 21, -1, "id")}, 5, "heap")
 
 
 def mark(number: int, position: int | None = None) -> SnapshotMark:
-    return SnapshotMark(number, number - 1 if number > 1 else None, None if position is None else Position.of(position))
+    return SnapshotMark(
+        number, number - 1 if number > 1 else None, None if position is None else Position.of(position)
+    )
 
 
 def at(position: int | None) -> Position | None:
@@ -97,12 +99,16 @@ def saved(position: int, snapshot: int) -> dict[str, str]:
         "disowned",
     ],
 )
-def test_the_position_is_that_of_our_nearest_commit(marks: list[SnapshotMark], properties: dict[str, str], applied: int | None) -> None:
+def test_the_position_is_that_of_our_nearest_commit(
+    marks: list[SnapshotMark], properties: dict[str, str], applied: int | None
+) -> None:
     assert find_applied(marks, properties) == at(applied)
 
 
 @pytest.mark.parametrize(
-    ("position", "version"), [(400, 6), (399, 4), (300, 4), (250, 2), (200, 2), (199, 1), (100, 1), (99, None)], ids=str
+    ("position", "version"),
+    [(400, 6), (399, 4), (300, 4), (250, 2), (200, 2), (199, 1), (100, 1), (99, None)],
+    ids=str,
 )
 def test_a_version_is_the_newest_that_holds_nothing_later(position: int, version: int | None) -> None:
     marks = [mark(6), mark(5, 400), mark(4), mark(3, 300), mark(2, 200), mark(1, 100)]
@@ -120,7 +126,10 @@ def metadata(properties: Mapping[str, str], *marks: SnapshotMark) -> dict[str, A
     snapshots = [
         {
             "snapshot-id": each.id,
-            "summary": {"operation": "append", **({} if each.position is None else {POSITION: str(each.position)})},
+            "summary": {
+                "operation": "append",
+                **({} if each.position is None else {POSITION: str(each.position)}),
+            },
             **({} if each.parent is None else {"parent-snapshot-id": each.parent}),
         }
         for each in marks
@@ -159,7 +168,9 @@ def test_a_table_of_a_hadoop_catalog_is_known_without_spark(tmp_path: Path) -> N
     assert target.schema.equals(COLUMNS)
     assert (target.mode, target.origin) == (Mode.SOFT_DELETE, ORIGIN)
     assert (begun.copy, target.copy) == (None, "c0ffee")
-    assert target.schema.field("shape").type.field("wkb").metadata, "properties that pyspark needs of a type are kept too"
+    assert target.schema.field("shape").type.field("wkb").metadata, (
+        "properties that pyspark needs of a type are kept too"
+    )
 
 
 def test_k10_a_table_of_another_or_of_no_pipeline_is_refused_without_spark(tmp_path: Path) -> None:
@@ -173,7 +184,13 @@ def test_k10_a_table_of_another_or_of_no_pipeline_is_refused_without_spark(tmp_p
 
 
 def test_names_in_a_catalog_stay_separate_and_make_no_directories() -> None:
-    names = [TableName("a/b", "c"), TableName("a", "b/c"), TableName("a", "b"), TableName("..", "b"), TableName("A", "b")]
+    names = [
+        TableName("a/b", "c"),
+        TableName("a", "b/c"),
+        TableName("a", "b"),
+        TableName("..", "b"),
+        TableName("A", "b"),
+    ]
     found = {identifier(("top",), name) for name in names}
     assert len(found) == len(names)
     assert all("/" not in part and part != ".." for parts in found for part in parts)
@@ -182,7 +199,12 @@ def test_names_in_a_catalog_stay_separate_and_make_no_directories() -> None:
 FIELDS = {
     "fields": [
         {"id": 7, "name": "id", "required": False, "type": "int"},
-        {"id": 2, "name": "a.b", "required": False, "type": {"type": "list", "element-id": 9, "element": "int", "element-required": False}},
+        {
+            "id": 2,
+            "name": "a.b",
+            "required": False,
+            "type": {"type": "list", "element-id": 9, "element": "int", "element-required": False},
+        },
         {"id": 3, "name": "at", "required": False, "type": "timestamptz"},
         {
             "id": 4,
@@ -201,7 +223,14 @@ FIELDS = {
             "id": 6,
             "name": "_exact",
             "required": False,
-            "type": {"type": "map", "key-id": 12, "key": "string", "value-id": 13, "value": "string", "value-required": False},
+            "type": {
+                "type": "map",
+                "key-id": 12,
+                "key": "string",
+                "value-id": 13,
+                "value": "string",
+                "value-required": False,
+            },
         },
     ]
 }
@@ -231,7 +260,8 @@ def test_chunks_of_a_snapshot_are_written_with_the_types_and_ids_of_the_table(tm
     """A smallint is an int in Iceberg, in lists too."""
     columns = pa.schema([parse_columns(FIELDS).field(name) for name in ("id", "a.b", "shape")])
     chunk = pa.record_batch(
-        [pa.array([1], pa.int16()), pa.array([[2]], pa.list_(pa.int16())), pa.array([None], GEOMETRY_TYPE)], names=["id", "a.b", "shape"]
+        [pa.array([1], pa.int16()), pa.array([[2]], pa.list_(pa.int16())), pa.array([None], GEOMETRY_TYPE)],
+        names=["id", "a.b", "shape"],
     )
     file = write_batches(iter([chunk]), SnapshotPlace(str(tmp_path), columns, "snapshot"), 0)
     found = pq.ParquetFile(tmp_path / file.name)
@@ -240,12 +270,17 @@ def test_chunks_of_a_snapshot_are_written_with_the_types_and_ids_of_the_table(tm
     assert found.read().to_pylist() == [{"id": 1, "a.b": [2], "shape": None}]
 
 
-@pytest.mark.parametrize(("name", "mode"), [("_Pos", Mode.MIRROR), ("_deleted", Mode.HISTORY), ("_is_deleted", Mode.SOFT_DELETE)])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("_Pos", Mode.MIRROR), ("_deleted", Mode.HISTORY), ("_is_deleted", Mode.SOFT_DELETE)]
+)
 def test_K14_a_column_whose_name_iceberg_needs_is_refused(name: str, mode: Mode) -> None:
     layout = Layout(pa.schema([("id", pa.int32()), (name, pa.int32())]), ("id",), mode)
     with pytest.raises(SinkRefusedError, match=name):
         check_names(layout, "lake.public.t")
-    check_names(Layout(pa.schema([("id", pa.int32()), ("_is_deleted", pa.int32())]), ("id",), Mode.MIRROR), "lake.public.t")
+    check_names(
+        Layout(pa.schema([("id", pa.int32()), ("_is_deleted", pa.int32())]), ("id",), Mode.MIRROR),
+        "lake.public.t",
+    )
 
 
 def test_names_that_iceberg_spells_differently_are_recognised() -> None:
@@ -284,7 +319,11 @@ def test_a_type_that_our_tables_never_have_is_named() -> None:
         pa.timestamp("us", "UTC"),
         pa.decimal128(20, 3),
         GEOMETRY_TYPE,
-        pa.list_(pa.list_(pa.struct([pa.field("a", pa.string()), pa.field("b", pa.map_(pa.string(), pa.float32()))]))),
+        pa.list_(
+            pa.list_(
+                pa.struct([pa.field("a", pa.string()), pa.field("b", pa.map_(pa.string(), pa.float32()))])
+            )
+        ),
     ],
     ids=str,
 )
