@@ -27,7 +27,8 @@ from penstock import storage
 from penstock.errors import EnvironmentUnfitError, PipelineBusyError
 from penstock.secret import Secret
 from penstock.spark.java import ensure_java
-from penstock.storage.temporary import user_temporary_directory
+from penstock.storage.locks import exclusive
+from penstock.storage.temporary import user_cache_directory, user_temporary_directory
 
 
 @contextmanager
@@ -125,6 +126,9 @@ _SECRET_NAME = re.compile("(?i)secret|password|token|access[.]?key")
 argument, even if it is not a `Secret`.
 """
 
+_IVY_DIRECTORY = ".ivy2.5.2"
+"""Spark's default for `spark.jars.ivy`, in the home directory."""
+
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """The environment variable in which spark-submit passes the JVM's port to a Python program."""
 
@@ -177,7 +181,7 @@ def build_session(
         )
     builder = SparkSession.builder.appName(app_name)
     is_first = SparkContext._active_spark_context is None  # noqa: SLF001
-    with _stderr_to(log):
+    with _stderr_to(log), one_download_at_a_time(settings):
         if secrets and is_first:
             _start_jvm(settings)
         for name, value in {**settings, **secrets}.items():
@@ -188,6 +192,35 @@ def build_session(
     if is_first and (session.sparkContext.master or "").startswith("local"):
         _leave_out_checksums(session)
     return session
+
+
+@contextmanager
+def one_download_at_a_time(settings: Mapping[str, str]) -> Iterator[None]:
+    """Keep other processes of this user from downloading Spark packages during the block.
+
+    Spark's package manager, Ivy, does not lock its cache: if two JVMs download the same file, both fail. If
+    all packages of `settings` are present, this waits for a running download but does not exclude others.
+    """
+    coordinates = [
+        each.strip() for each in settings.get("spark.jars.packages", "").split(",") if each.strip()
+    ]
+    cache = user_cache_directory()
+    starts_jvm = SparkContext._gateway is None and _GATEWAY not in os.environ  # noqa: SLF001
+    if not coordinates or cache is None or not starts_jvm:
+        yield
+        return
+    ivy = Path(settings.get("spark.jars.ivy", Path.home() / _IVY_DIRECTORY))
+    with exclusive(cache / "spark-packages.lock"):
+        if not all(storage.exists(ivy / "jars" / _jar_name(each)) for each in coordinates):
+            yield
+            return
+    yield
+
+
+def _jar_name(coordinate: str) -> str:
+    """Return the name that Ivy gives the main jar of `group:artifact:version` in its directory `jars`."""
+    group, _, rest = coordinate.partition(":")
+    return f"{group}_{rest.replace(':', '-')}.jar"
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
