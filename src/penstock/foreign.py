@@ -18,7 +18,8 @@ _CLASS = re.compile(
 )
 _CONDITION = re.compile(r"^(?:[\w.$]+: )?\[([A-Z][A-Z0-9_.]+)\]", re.M)
 _MISSING = re.compile(
-    r"FileNotFoundError|FileNotFoundException|NoSuchFileException|FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|Failed to open local file"
+    r"FileNotFoundError|FileNotFoundException|NoSuchFileException|FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND"
+    r"|Failed to open local file"
 )
 _PATH = re.compile(
     r"(?:file:/{0,2}(?=/)|(?<![\w:/]))(/[^\s'\",;:]+\.(?:parquet|bin|avro|json|puffin|orc|crc))"

@@ -32,8 +32,12 @@ def raising(harness: PostgresHarness, state: str) -> Iterator[None]:
     harness.database.execute(
         f"""
         CREATE OR REPLACE FUNCTION copy_public.tell() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN RAISE EXCEPTION 'no place for %', NEW.note USING ERRCODE = '{state}', DETAIL = NEW.note, HINT = NEW.note; END$$;
-        CREATE TRIGGER tell BEFORE INSERT ON copy_public.items FOR EACH ROW EXECUTE FUNCTION copy_public.tell()
+            $$BEGIN
+                RAISE EXCEPTION 'no place for %', NEW.note
+                    USING ERRCODE = '{state}', DETAIL = NEW.note, HINT = NEW.note;
+            END$$;
+        CREATE TRIGGER tell BEFORE INSERT ON copy_public.items
+            FOR EACH ROW EXECUTE FUNCTION copy_public.tell()
         """
     )
     yield

@@ -37,7 +37,10 @@ class Resync:
         self.now = 0.0
         (root / "lake").mkdir()
         epochs = open_epochs(
-            self.sink, root, pipeline="shop", on_done=lambda name, is_done: self.done.append((name, is_done))
+            self.sink,
+            root,
+            pipeline="shop",
+            on_done=lambda name, failure: self.done.append((name, failure is None)),
         )
         self.applier, self.resyncs = epochs.applier, epochs.resyncs
         self.resyncs._attempts = TableRetries(lambda: self.now)

@@ -24,17 +24,22 @@ from tests.support.waiting import wait_for
 
 ESCALATE = """
     CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN EXECUTE 'ALTER ROLE {r} SUPERUSER'; RETURN NEW; EXCEPTION WHEN OTHERS THEN RETURN NEW; END $$;
+        $$ BEGIN
+            EXECUTE 'ALTER ROLE {r} SUPERUSER'; RETURN NEW; EXCEPTION WHEN OTHERS THEN RETURN NEW;
+        END $$;
     CREATE FUNCTION {s}.escalate(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
         $$ BEGIN EXECUTE 'ALTER ROLE {r} SUPERUSER'; RETURN $1; EXCEPTION WHEN OTHERS THEN RETURN $1; END $$;
 """
 APPLIED = """
     CREATE TABLE penstock.applied (
-        "schema" text NOT NULL, "table" text NOT NULL, pipeline text NOT NULL, source_schema text NOT NULL, source_table text NOT NULL,
-        source_oid bigint NOT NULL, "columns" jsonb NOT NULL, "key" jsonb NOT NULL, mode text NOT NULL, "position" pg_lsn, staging text,
+        "schema" text NOT NULL, "table" text NOT NULL, pipeline text NOT NULL, source_schema text NOT NULL,
+          source_table text NOT NULL,
+        source_oid bigint NOT NULL, "columns" jsonb NOT NULL, "key" jsonb NOT NULL, mode text NOT NULL,
+          "position" pg_lsn, staging text,
         relation regclass, origin text, copy text, PRIMARY KEY ("schema", "table")
     );
-    CREATE TABLE penstock.chunks (staging text, number integer, fence pg_lsn, "rows" bigint, PRIMARY KEY (staging, number));
+    CREATE TABLE penstock.chunks (staging text, number integer, fence pg_lsn, "rows" bigint,
+      PRIMARY KEY (staging, number));
     CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz);
 """
 ITEMS = "CREATE TABLE copy_public.items (size numeric, id bigint PRIMARY KEY, note text)"

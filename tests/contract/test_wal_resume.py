@@ -91,7 +91,8 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import inspect_slot
 settings = CaptureSettings(
-    SourceAddress.parse({wal.database.dsn!r}), {wal.settings.slot!r}, {wal.settings.publication!r}, Path({str(wal.settings.spool)!r})
+    SourceAddress.parse({wal.database.dsn!r}), {wal.settings.slot!r}, {wal.settings.publication!r},
+    Path({str(wal.settings.spool)!r}),
 )
 stream = WalCapture(settings).live()
 changes = [next(stream) for _ in range(4)]

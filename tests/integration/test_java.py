@@ -21,16 +21,22 @@ from pathlib import Path
 from penstock.secret import Secret
 from penstock.spark.session import build_session
 word = "".join(("hid", "den"))  # this text is itself an argument of a process
-conf = {"spark.hadoop.odd": Secret(f"{word} odd"), "spark.hadoop.fs.secret.key": f"{word} key", "spark.hadoop.plain": "plain " + "words"}
+conf = {
+    "spark.hadoop.odd": Secret(f"{word} odd"),
+    "spark.hadoop.fs.secret.key": f"{word} key",
+    "spark.hadoop.plain": "plain " + "words",
+}
 spark = build_session("no-java", master="local[1]", conf=conf)
 lines = []
 for path in Path("/proc").glob("[0-9]*/cmdline"):
     with suppress(OSError):
         lines.append(path.read_text(errors="replace"))
 hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-print("held", [hadoop.get(name) == conf_value for name, conf_value in (("odd", f"{word} odd"), ("fs.secret.key", f"{word} key"))])
+expected = {"odd": f"{word} odd", "fs.secret.key": f"{word} key"}
+print("held", [hadoop.get(name) == conf_value for name, conf_value in expected.items()])
 print("arguments", any("plain " + "words" in line for line in lines), any(word in line for line in lines))
-print("rows", spark.range(10).rdd.map(lambda row: row.id).sum(), "java", spark._jvm.System.getProperty("java.vendor.version"))
+vendor = spark._jvm.System.getProperty("java.vendor.version")
+print("rows", spark.range(10).rdd.map(lambda row: row.id).sum(), "java", vendor)
 spark.stop()
 """
 

@@ -12,7 +12,8 @@ from penstock.postgres.connection import SourceAddress, connect
 from tests.support.fix_postgres import Database
 
 TELL = """
-CREATE TABLE t (id int PRIMARY KEY CHECK (id > 0), note text UNIQUE); INSERT INTO t VALUES (1, 'hunter2'), (2, 'hunter3');
+CREATE TABLE t (id int PRIMARY KEY CHECK (id > 0), note text UNIQUE); INSERT INTO t VALUES (1, 'hunter2'),
+  (2, 'hunter3');
 CREATE FUNCTION tell(t, state text) RETURNS int LANGUAGE plpgsql AS
     $$BEGIN RAISE EXCEPTION 'no: %', $1.note USING ERRCODE = state, DETAIL = $1.note, HINT = $1.note; END$$
 """

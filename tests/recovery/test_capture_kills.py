@@ -92,10 +92,10 @@ def test_follower_equals_the_source_after_kills_under_load(
                     late.execute(f"INSERT INTO {table} VALUES (-1, 'late')".encode())
                 at = writing.transactions
                 wait_for(
-                    lambda at=at: writing.transactions > at + 50,
+                    lambda at=at: writing.transactions > at + 50,  # type: ignore[misc]
                     "some transactions",
                     lambda: writing.transactions,
-                )  # type: ignore[misc]
+                )
             if life == 0:
                 late.commit()
     source = sorted((str(key), note) for key, note in database.query(f"SELECT id, note FROM {table}"))

@@ -74,7 +74,8 @@ def keep_changed_at(database: Database) -> None:
         """
         ALTER TABLE shop.orders ADD changed_at timestamptz NOT NULL DEFAULT now();
         CREATE INDEX ON shop.orders (changed_at);
-        CREATE FUNCTION shop.changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.changed_at := now(); RETURN NEW; END $$;
+        CREATE FUNCTION shop.changed() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN NEW.changed_at := now(); RETURN NEW; END $$;
         CREATE TRIGGER changed BEFORE UPDATE ON shop.orders FOR EACH ROW EXECUTE FUNCTION shop.changed();
         """
     )

@@ -16,7 +16,8 @@ from tests.support.fix_postgres import Database
 CATALOG = """
 SELECT (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication p),
        (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication_rel p),
-       (SELECT jsonb_agg(s.slot_name ORDER BY s.slot_name) FROM pg_replication_slots s WHERE s.database = current_database()),
+       (SELECT jsonb_agg(s.slot_name ORDER BY s.slot_name)
+         FROM pg_replication_slots s WHERE s.database = current_database()),
        (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_roles)
 """
 

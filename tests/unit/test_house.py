@@ -38,8 +38,9 @@ FILE_FUNCTIONS: dict[str, frozenset[str] | None] = {
     "os": frozenset(
         re.findall(
             r"\w+",
-            """access chmod chown fchmod fdatasync fdopen fstat fsync ftruncate link listdir lstat makedirs mkdir open pread pwrite
-            readlink remove removedirs rename renames replace rmdir scandir stat statvfs symlink sync truncate unlink utime walk""",
+            """access chmod chown fchmod fdatasync fdopen fstat fsync ftruncate link listdir lstat makedirs
+            mkdir open pread pwrite readlink remove removedirs rename renames replace rmdir scandir stat
+            statvfs symlink sync truncate unlink utime walk""",
         )
     ),
     "shutil": frozenset({"chown", "copy", "copy2", "copyfile", "copytree", "disk_usage", "move", "rmtree"}),
@@ -52,8 +53,8 @@ FILE_FUNCTIONS: dict[str, frozenset[str] | None] = {
 PATH_METHODS = frozenset(
     re.findall(
         r"\w+",
-        """chmod exists glob hardlink_to is_dir is_file is_symlink iterdir lstat mkdir read_bytes read_text rename rglob rmdir samefile
-        stat symlink_to touch unlink write_bytes write_text""",
+        """chmod exists glob hardlink_to is_dir is_file is_symlink iterdir lstat mkdir read_bytes read_text
+        rename rglob rmdir samefile stat symlink_to touch unlink write_bytes write_text""",
     )
 )
 FILE_ACCESS = {

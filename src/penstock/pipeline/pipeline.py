@@ -367,13 +367,13 @@ class Pipeline:
                 del begun[name]
         return begun
 
-    def _resync_ended(self, name: TableName, is_done: bool) -> None:
+    def _resync_ended(self, name: TableName, failure: str | None) -> None:
         act = self._acts.pop(name, {})
-        if is_done:
+        if failure is None:
             save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
         change_overrides(self._config.state, lambda orders: orders.clear_resync(name))
-        if not is_done and self._applier is not None:
-            self._applier.tables.resync_failed(name, "an earlier message has the cause")
+        if failure is not None and self._applier is not None:
+            self._applier.tables.resync_failed(name, failure)
 
     def _order_resync(self, name: TableName, reason: str) -> None:
         """Order a resync, as `penstock tables resync` does."""

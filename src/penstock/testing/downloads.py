@@ -39,7 +39,8 @@ _MODULE = """\
 </ivy-module>
 """
 _DEPENDENCY = """\
-    <dependency org={organisation} name={module} rev={revision} transitive="{transitive}" conf="default->master{others}">
+    <dependency org={organisation} name={module} rev={revision} transitive="{transitive}"
+        conf="default->master{others}">
 {artifacts}
     </dependency>"""
 _ARTIFACT = """\

@@ -53,11 +53,13 @@ INSERT INTO shop.customers (name, email, balance, joined)
 SELECT 'customer ' || g, 'c' || g || '@example.com', g * 1.25, date '2020-01-01' + (g %% 1500)::int
 FROM generate_series(1, %(customers)s) g;
 INSERT INTO shop.orders (customer_id, status, total, note, attributes)
-SELECT 1 + g %% %(customers)s, 'paid', g %% 1000 + 0.99, CASE WHEN g %% 10 = 0 THEN repeat('long note ', 300) END,
+SELECT 1 + g %% %(customers)s, 'paid', g %% 1000 + 0.99, CASE WHEN g %% 10 = 0 THEN repeat('long note ', 300)
+  END,
        jsonb_build_object('channel', CASE WHEN g %% 2 = 0 THEN 'web' ELSE 'store' END, 'n', g)
 FROM generate_series(1, %(orders)s) g;
 INSERT INTO shop.order_items
-SELECT o.id, l, 'product ' || l, l, l * 9.99, decode(md5(o.id::text || l), 'hex') FROM shop.orders o, generate_series(1, 3) l;
+SELECT o.id, l, 'product ' || l, l, l * 9.99, decode(md5(o.id::text || l), 'hex') FROM shop.orders o,
+  generate_series(1, 3) l;
 """
 
 
@@ -127,8 +129,10 @@ class ShopWorkload:
 _PLACE = """
 WITH c AS (SELECT id FROM shop.customers ORDER BY id OFFSET floor(%(r)s * 100) LIMIT 1),
      o AS (INSERT INTO shop.orders (customer_id, total, note, attributes)
-           SELECT id, %(r)s * 100, CASE WHEN %(n)s = 1 THEN repeat('live note ', 400) END, '{"live": true}' FROM c RETURNING id)
-INSERT INTO shop.order_items SELECT o.id, l, 'live ' || l, l, %(r)s * l, NULL FROM o, generate_series(1, %(n)s) l
+           SELECT id, %(r)s * 100, CASE WHEN %(n)s = 1 THEN repeat('live note ', 400) END,
+             '{"live": true}' FROM c RETURNING id)
+INSERT INTO shop.order_items SELECT o.id, l, 'live ' || l, l, %(r)s * l, NULL FROM o, generate_series(1,
+  %(n)s) l
 """
 _STEPS = (
     _PLACE,

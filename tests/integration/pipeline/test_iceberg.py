@@ -14,18 +14,23 @@ from tests.support.sinks.iceberg_lake import new_catalog
 
 _TABLES = """
 CREATE SCHEMA "odd schema";
-CREATE TABLE items (id int PRIMARY KEY, small smallint, note text, n numeric, at timestamptz, plain timestamp, tags text[], h jsonb);
+CREATE TABLE items (id int PRIMARY KEY, small smallint, note text, n numeric, at timestamptz,
+  plain timestamp, tags text[], h jsonb);
 CREATE TABLE "odd schema"."It's" ("the key" date, "a.b" text, PRIMARY KEY ("the key"));
 CREATE TABLE nameless (a int, f float8, t text[]);
 ALTER TABLE nameless REPLICA IDENTITY FULL;
-INSERT INTO nameless VALUES (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{y}'), (NULL, 'NaN', NULL), (NULL, 'NaN', NULL);
+INSERT INTO nameless VALUES (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{y}'), (NULL, 'NaN',
+  NULL), (NULL, 'NaN', NULL);
 ALTER TABLE items ALTER note SET STORAGE EXTERNAL;
 INSERT INTO items
-SELECT g, g, repeat('x', 5000) || g, g / 7.0, now(), now(), ARRAY[g::text, NULL], '{"a": 1}' FROM generate_series(1, 300) g;
+SELECT g, g, repeat('x', 5000) || g, g / 7.0, now(), now(), ARRAY[g::text, NULL],
+  '{"a": 1}' FROM generate_series(1, 300) g;
 INSERT INTO items (id, n, at) VALUES (-1, 'NaN', 'infinity'), (-2, '1e100', '0044-01-01 BC');
 INSERT INTO "odd schema"."It's" VALUES ('infinity', 'one'), ('-infinity', 'two'), ('2024-01-01', 'three');
-CREATE SCHEMA s1; CREATE TABLE s1.shard (id int PRIMARY KEY, note text); INSERT INTO s1.shard SELECT g, 'one' FROM generate_series(1, 9) g;
-CREATE SCHEMA s2; CREATE TABLE s2.shard (id int PRIMARY KEY, note text); INSERT INTO s2.shard SELECT g, 'two' FROM generate_series(1, 9) g
+CREATE SCHEMA s1; CREATE TABLE s1.shard (id int PRIMARY KEY, note text); INSERT INTO s1.shard SELECT g,
+  'one' FROM generate_series(1, 9) g;
+CREATE SCHEMA s2; CREATE TABLE s2.shard (id int PRIMARY KEY, note text); INSERT INTO s2.shard SELECT g,
+  'two' FROM generate_series(1, 9) g
 """
 _CHANGES = """
 UPDATE items SET small = 7 WHERE id <= 20;

@@ -44,8 +44,10 @@ _WIDE = ", ".join(f"c{number} int DEFAULT {number}" for number in range(1599))
 ODD = f"""
     CREATE TABLE wide (id int PRIMARY KEY, {_WIDE}); INSERT INTO wide (id) VALUES (1), (2);
     CREATE TABLE long (id int PRIMARY KEY, v text); INSERT INTO long VALUES (1, repeat('x', 100000000));
-    CREATE TABLE "select" (id int PRIMARY KEY, "from" text, "where" int); INSERT INTO "select" VALUES (1, 'a', 2);
-    CREATE TABLE files (id int PRIMARY KEY); CREATE TABLE "Files" (id int PRIMARY KEY); INSERT INTO files VALUES (1)
+    CREATE TABLE "select" (id int PRIMARY KEY, "from" text, "where" int); INSERT INTO "select" VALUES (1,
+      'a', 2);
+    CREATE TABLE files (id int PRIMARY KEY); CREATE TABLE "Files" (id int PRIMARY KEY);
+    INSERT INTO files VALUES (1)
 """
 ODD_CHANGES = """
     UPDATE wide SET c1598 = -1 WHERE id = 2; INSERT INTO wide (id) VALUES (3);

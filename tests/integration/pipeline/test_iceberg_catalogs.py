@@ -20,7 +20,8 @@ _TABLES = """
 CREATE SCHEMA "odd schema";
 CREATE TABLE items (id int PRIMARY KEY, note text, n numeric, tags text[]);
 ALTER TABLE items ALTER note SET STORAGE EXTERNAL;
-INSERT INTO items SELECT g, repeat('x', 5000) || g, g / 7.0, ARRAY[g::text, NULL] FROM generate_series(1, 100) g;
+INSERT INTO items SELECT g, repeat('x', 5000) || g, g / 7.0, ARRAY[g::text, NULL] FROM generate_series(1,
+  100) g;
 CREATE TABLE "odd schema"."It's" ("the key" date PRIMARY KEY, "a.b" text);
 INSERT INTO "odd schema"."It's" VALUES ('infinity', 'one'), ('-infinity', 'two'), ('2024-01-01', 'three')
 """

@@ -14,21 +14,26 @@ from tests.support.fix_postgres import Database
 
 _EVERYDAY = """
 CREATE TABLE everyday (
-    id bigint PRIMARY KEY, b boolean, i2 smallint, i4 int, f4 real, f8 double precision, n numeric(12,3), u numeric, t text, v varchar(20),
+    id bigint PRIMARY KEY, b boolean, i2 smallint, i4 int, f4 real, f8 double precision, n numeric(12,3),
+      u numeric, t text, v varchar(20),
     c char(6), a bytea, d date, ts timestamp, tz timestamptz, g uuid, j json, jb jsonb, x inet
 )
 """
 _EVERYDAY_ROWS = """
 INSERT INTO everyday
 SELECT {base} + n, n % 2 = 0, n, -n * 100000, n / 3.0, 'NaN', n * 1.5, '123456789012345678901234567890.5',
-       E'zeile\\n"\\\\' || n || '🚰', 'v' || n, 'ab', decode('00ff' || lpad(to_hex(n), 2, '0'), 'hex'), date '1999-12-31' + n,
-       timestamp '0001-01-01 00:00:00.000001' + n * interval '1 day', timestamptz '2020-02-29 23:59:59.999999+13' + n * interval '1 hour',
+       E'zeile\\n"\\\\' || n || '🚰', 'v' || n, 'ab', decode('00ff' || lpad(to_hex(n), 2, '0'), 'hex'),
+         date '1999-12-31' + n,
+       timestamp '0001-01-01 00:00:00.000001' + n * interval '1 day',
+         timestamptz '2020-02-29 23:59:59.999999+13' + n * interval '1 hour',
        md5(n::text)::uuid, '{{"k": [1,  2]}}', '{{"k": [1,  2]}}', '10.0.0.1'
 FROM generate_series(1, 20) n;
 INSERT INTO everyday (id) VALUES ({base} + 21);
-INSERT INTO everyday VALUES ({base} + 22, true, 0, 0, 'Infinity', '-Infinity', 'NaN', 'Infinity', '', '', '', '', 'infinity', '-infinity',
+INSERT INTO everyday VALUES ({base} + 22, true, 0, 0, 'Infinity', '-Infinity', 'NaN', 'Infinity', '', '', '',
+  '', 'infinity', '-infinity',
        'infinity', md5('')::uuid, 'null', 'null', '::1');
-INSERT INTO everyday VALUES ({base} + 23, true, 0, 0, 0, 0, 0, 0, '', '', '', '', '0044-03-15 BC', '0044-03-15 12:00:00 BC',
+INSERT INTO everyday VALUES ({base} + 23, true, 0, 0, 0, 0, 0, 0, '', '', '', '', '0044-03-15 BC',
+  '0044-03-15 12:00:00 BC',
        '20000-01-01 00:00:00+00', md5('')::uuid, '1', '1', '::1/64');
 """
 
@@ -164,7 +169,8 @@ def test_names_are_kept_as_they_are(database: Database, mirror: MirrorFactory) -
     odd = mirror()
     odd.run_once()
     database.execute(
-        """UPDATE "Odd Name" SET "a.b" = 'changed' WHERE "The Id" = 1; INSERT INTO "Odd Name" VALUES (2, 'x', 'y', 3, 'z')"""
+        """UPDATE "Odd Name" SET "a.b" = 'changed' WHERE "The Id" = 1;
+        INSERT INTO "Odd Name" VALUES (2, 'x', 'y', 3, 'z')"""
     )
     odd.run_once()
     odd.assert_equal('public."Odd Name"')

@@ -38,7 +38,8 @@ PLACES = ("", "_kept", "_versions")
 K02 = "CREATE TABLE {0} (id int PRIMARY KEY, v text)"
 K03 = """
     CREATE TABLE {0} (v text, b int, n int, a text, PRIMARY KEY (a, b));
-    INSERT INTO {0} VALUES ('p1', 1, 0, 'p'), ('p2', 2, 0, 'p'), ('q1', 1, 0, 'q'), ('q2', 2, 0, 'q'), (NULL, 3, NULL, 'q')
+    INSERT INTO {0} VALUES ('p1', 1, 0, 'p'), ('p2', 2, 0, 'p'), ('q1', 1, 0, 'q'), ('q2', 2, 0, 'q'), (NULL,
+      3, NULL, 'q')
 """
 K03_CHANGES = (
     "DELETE FROM {0} WHERE (a, b) IN (('p', 1), ('q', 2)); UPDATE {0} SET v = NULL WHERE (a, b) = ('p', 2)",

@@ -13,15 +13,18 @@ from tests.support.fix_postgres import Database
 VALUES = """
     CREATE TYPE mood AS ENUM ('calm', 'it''s "odd", \\');
     CREATE TABLE "Odd. names" (
-        id int PRIMARY KEY, "a.b" numeric, stamp timestamptz, span interval, list text[][], raw bytea, at mood, doc jsonb, price money,
+        id int PRIMARY KEY, "a.b" numeric, stamp timestamptz, span interval, list text[][], raw bytea,
+          at mood, doc jsonb, price money,
         code char(5), kind "char", bits bit(3), net inet, f float8, r int4range, big text
     );
     INSERT INTO "Odd. names" VALUES
-        (1, '1.500', 'infinity', '1 year 2 mons -3 days', '{{a,NULL},{"x,y","\\\\"}}', '\\x00ff', 'calm', '{"a": [1.0, null]}', '-12.50',
+        (1, '1.500', 'infinity', '1 year 2 mons -3 days', '{{a,NULL},{"x,y","\\\\"}}', '\\x00ff', 'calm',
+          '{"a": [1.0, null]}', '-12.50',
             'ab', 'x', '101', '10.0.0.1/8', 'NaN', '[1,5)', repeat(md5('1'), 300)),
         (2, 'NaN', '0044-03-15 00:00:00 BC', NULL, '{}', '', 'it''s "odd", \\', '"\\u00e9\\n"', NULL,
             '', '', NULL, NULL, '-0', 'empty', E'tab\\tnew\\nline\\rback\\\\slash \\\\N \\\\.'),
-        (3, '-123456789012345678901234567890123456789012345678901234567890.000000000000000000000001000', NULL, '0', NULL, NULL, NULL, NULL,
+        (3, '-123456789012345678901234567890123456789012345678901234567890.000000000000000000000001000',
+          NULL, '0', NULL, NULL, NULL, NULL,
             NULL, NULL, NULL, NULL, NULL, '1e-300', NULL, NULL);
     ALTER TABLE "Odd. names" ALTER big SET STORAGE EXTERNAL
 """
@@ -29,7 +32,8 @@ CHANGES = """
     UPDATE "Odd. names" SET "a.b" = '2.50' WHERE id = 1;
     UPDATE "Odd. names" SET id = 4, kind = 'y' WHERE id = 1;
     INSERT INTO "Odd. names"
-        SELECT 5, '0.00', '10000-01-01', '1 mon', list, raw, at, doc, price, code, kind, bits, net, 'inf', r, big
+        SELECT 5, '0.00', '10000-01-01', '1 mon', list, raw, at, doc, price, code, kind, bits, net, 'inf', r,
+          big
         FROM "Odd. names" WHERE id = 2;
     DELETE FROM "Odd. names" WHERE id = 3
 """

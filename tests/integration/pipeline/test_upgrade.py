@@ -247,7 +247,8 @@ rows = []
 while len(rows) < 2:
     connector.data_ready().wait(60)
     batch = connector.poll_batch(100)
-    rows += [] if batch is None else [row["id"] for row in batch.records.to_pylist() if row["_change_type"] == "snapshot"]
+    found = [] if batch is None else batch.records.to_pylist()
+    rows += [row["id"] for row in found if row["_change_type"] == "snapshot"]
 while connector.poll_batch(100) is not None:
     pass
 checkpoint = connector.checkpoint()

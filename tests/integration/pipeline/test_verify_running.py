@@ -70,11 +70,11 @@ class Busy:
         for _ in range(2):
             reached = self.pipeline.position
             wait_for(
-                lambda reached=reached: self.pipeline.position > reached,
+                lambda reached=reached: self.pipeline.position > reached,  # type: ignore[misc]
                 "an epoch",
                 lambda: self.pipeline.position,
                 _SECONDS,
-            )  # type: ignore[misc]
+            )
 
 
 @pytest.fixture(scope="module")

@@ -184,8 +184,9 @@ def test_files_and_tables_are_followed_and_rows_looked_up_by_a_query_that_runs(j
             wait_for(lambda name=name: name_of(kept, 1) == name, f"{name} in the directory")  # type: ignore[misc]
             wait_for(lambda name=name: name_of(rows, 1) == f"{name} 1", f"{name} 1 in the copy")  # type: ignore[misc]
             wait_for(
-                lambda changed=changed: time.monotonic() > changed + TTL_SECONDS, "the end of what is cached"
-            )  # type: ignore[misc]
+                lambda changed=changed: time.monotonic() > changed + TTL_SECONDS,  # type: ignore[misc]
+                "the end of what is cached",
+            )
             join.wait_for_start(query)
             join.database.execute(
                 "INSERT INTO orders VALUES (%s, 1, %s), (%s, 99, 0)",

@@ -233,8 +233,8 @@ KEEPING = {
     ),
     "new part by copying": (
         (
-            "BEGIN; CREATE TABLE new PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO new VALUES (30); "
-            "CREATE INDEX ON new (v); END"
+            "BEGIN; CREATE TABLE new PARTITION OF t FOR VALUES FROM (30) TO (40); "
+            "INSERT INTO new VALUES (30); CREATE INDEX ON new (v); END"
         ),
     ),
 }

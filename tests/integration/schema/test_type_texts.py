@@ -32,7 +32,8 @@ def table(database: Database) -> Database:
         "CREATE TABLE other (x int, y int);"
         "CREATE TABLE t (id int PRIMARY KEY, plain text, e mood, d feeling, l mood[], p pair, pl pair[], "
         "r span, m spans, o other);"
-        """INSERT INTO t VALUES (1, 'sad', 'sad', 'sad', '{sad}', '(1,sad)', '{"(1,sad)"}', '[sad,ok]', '{[sad,ok]}', '(1,2)')"""
+        """INSERT INTO t VALUES (1, 'sad', 'sad', 'sad', '{sad}', '(1,sad)', '{"(1,sad)"}', '[sad,ok]',
+        '{[sad,ok]}', '(1,2)')"""
     )
     return database
 

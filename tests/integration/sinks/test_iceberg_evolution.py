@@ -125,7 +125,7 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(
     )
 
 
-def test_S01_an_evolution_that_dies_is_done_by_the_next_attempt_and_one_whose_answer_is_lost_is_not_done_again(
+def test_S01_an_evolution_that_dies_is_repeated_and_one_whose_answer_is_lost_is_not(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     followed = Followed(spark, tmp_path, Mode.MIRROR)

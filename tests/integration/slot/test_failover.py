@@ -97,10 +97,10 @@ def promoted(primary: EmbeddedPostgres, standby: EmbeddedPostgres, directory: Pa
     kept, ahead, plain = sources
     for source in (kept, ahead):
         wait_for(
-            lambda source=source: is_synced(primary, standby, source),
+            lambda source=source: is_synced(primary, standby, source),  # type: ignore[misc]
             "a slot that is kept in step",
             lambda: run(standby, SLOTS),
-        )  # type: ignore[misc]
+        )
     release(kept.spool, "pipeline", kept.capture_all(11, 20))
     kept.insert(21, 30)  # left for after the promotion
     wait_for(lambda: replayed(standby) >= kept.position, "a standby that is level", lambda: replayed(standby))

@@ -102,8 +102,10 @@ def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(sou
                 seen += source.ids(done, end)
                 done = release(source.spool, "pipeline", end)
                 wait_for(
-                    lambda end=end: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed
-                )  # type: ignore[misc]
+                    lambda end=end: source.confirmed >= end,  # type: ignore[misc]
+                    f"the slot at {end}",
+                    lambda: source.confirmed,
+                )
             source.wait_idle()
     assert seen == list(range(1, 503))
 

@@ -16,9 +16,11 @@ from penstock.postgres.copy_text import read_texts
 from tests.support.fix_postgres import Database
 
 AWKWARD = [
-    "\ufeffbegins like a file", None, "", r"\N", r"\\N", "\\", "\\\\", r"\.", r"\n", "\n", "\\\n", "\\\\n", r"\\\t", "\t", "\r", "\r\n",
+    "\ufeffbegins like a file", None, "", r"\N", r"\\N", "\\", "\\\\", r"\.", r"\n",
+    "\n", "\\\n", "\\\\n", r"\\\t", "\t", "\r", "\r\n",
     "\b\f\v", "\x01\x7f",
-    '"', '"a"', "'", ",", " ", "NULL", "null", "ünï 🚰", "\ufeff", "a\tb\nc\\d", "\\" * 7 + "n", "{\"a\": \"b\\n\"}", "#", "x" * 70_000,
+    '"', '"a"', "'", ",", " ", "NULL", "null", "ünï 🚰", "\ufeff", "a\tb\nc\\d", "\\" * 7 + "n",
+    "{\"a\": \"b\\n\"}", "#", "x" * 70_000,
 ]  # fmt: skip
 ALPHABET = "\\\\\\ntrbfvN\n\t\r\b\f\v\ufeff\"',a "
 

@@ -137,8 +137,10 @@ def test_a_key_is_found_though_its_type_separates_values_of_an_array_by_another_
     database.execute(
         """
         CREATE EXTENSION citext;
-        CREATE FUNCTION box_same(box, box) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text = $2::text';
-        CREATE FUNCTION box_less(box, box) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text < $2::text';
+        CREATE FUNCTION box_same(box, box)
+          RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text = $2::text';
+        CREATE FUNCTION box_less(box, box)
+          RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text < $2::text';
         CREATE FUNCTION box_order(box, box) RETURNS int LANGUAGE sql IMMUTABLE STRICT AS
             'SELECT CASE WHEN $1::text < $2::text THEN -1 WHEN $1::text = $2::text THEN 0 ELSE 1 END';
         CREATE OPERATOR === (leftarg = box, rightarg = box, function = box_same);

@@ -29,8 +29,10 @@ KINDS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "composite": (
-        """CREATE TABLE {0} (a text, b numeric, big text, PRIMARY KEY (a, b)); ALTER TABLE {0} ALTER big SET STORAGE EXTERNAL;
-        INSERT INTO {0} SELECT 'k''"' || g % 5, g / 8.0, repeat(md5(g::text), 90) FROM generate_series(1, 40) g""",
+        """CREATE TABLE {0} (a text, b numeric, big text, PRIMARY KEY (a, b));
+        ALTER TABLE {0} ALTER big SET STORAGE EXTERNAL;
+        INSERT INTO {0}
+        SELECT 'k''"' || g % 5, g / 8.0, repeat(md5(g::text), 90) FROM generate_series(1, 40) g""",
         [
             "UPDATE {0} SET a = a || 'x' WHERE b < {1} % 7",
             "UPDATE {0} SET b = b + 0.000 WHERE b > {1} % 5",
@@ -42,7 +44,8 @@ KINDS: dict[str, tuple[str, list[str]]] = {
     ),
     "parted": (
         f"""CREATE TABLE {{0}} (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part);
-        CREATE TABLE {{0}}_1 PARTITION OF {{0}} FOR VALUES IN (0); CREATE TABLE {{0}}_2 PARTITION OF {{0}} DEFAULT;
+        CREATE TABLE {{0}}_1 PARTITION OF {{0}} FOR VALUES IN (0);
+        CREATE TABLE {{0}}_2 PARTITION OF {{0}} DEFAULT;
         INSERT INTO {{0}} SELECT g, g % 2, {WIDE} FROM generate_series(1, 60) g""",
         [
             "UPDATE {0} SET part = 1 - part WHERE id % 5 = {1} % 5",

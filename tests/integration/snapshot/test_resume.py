@@ -16,8 +16,10 @@ from tests.support.snapshot.tables import KEYS, WIDE, change, make
 
 SPARK_KEYS = f"""
 SELECT g, 'it''s "' || g, CASE WHEN g % 5 = 0 THEN 'NaN' ELSE g / 100.0 END,
-    CASE WHEN g % 4 = 0 THEN 'infinity' ELSE timestamptz '1500-02-28 23:59:59.123456+00' + g * interval '1 year' END,
-    decode(lpad(to_hex(g), 4, '0'), 'hex'), date '0001-01-01' + g, md5(g::text)::uuid, 'so so'::spark_mood, g / 3.0, {WIDE}
+    CASE WHEN g % 4 = 0 THEN 'infinity'
+      ELSE timestamptz '1500-02-28 23:59:59.123456+00' + g * interval '1 year' END,
+    decode(lpad(to_hex(g), 4, '0'), 'hex'), date '0001-01-01' + g, md5(g::text)::uuid, 'so so'::spark_mood,
+      g / 3.0, {WIDE}
 """
 
 

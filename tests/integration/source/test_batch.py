@@ -16,14 +16,16 @@ from tests.support.waiting import wait_for
 
 TYPES = """
 CREATE TABLE many (
-    id int PRIMARY KEY, word text, amount numeric(12,2), any_amount numeric, at timestamptz, day date, ok boolean,
+    id int PRIMARY KEY, word text, amount numeric(12,2), any_amount numeric, at timestamptz, day date,
+      ok boolean,
     f float8, code char(4)
 )
 """
 FILL = """
 INSERT INTO many SELECT g, CASE g % 5 WHEN 0 THEN NULL WHEN 1 THEN 'a%b_' || g ELSE 'W' || g END, g / 7.0,
     CASE g % 11 WHEN 0 THEN 'NaN' ELSE g::numeric END,
-    '2024-01-01'::timestamptz + g * interval '1 hour', CASE g % 13 WHEN 0 THEN 'infinity'::date ELSE '2024-01-01'::date + g END, g % 3 = 0,
+    '2024-01-01'::timestamptz + g * interval '1 hour',
+      CASE g % 13 WHEN 0 THEN 'infinity'::date ELSE '2024-01-01'::date + g END, g % 3 = 0,
     CASE g % 17 WHEN 0 THEN 'NaN' ELSE g::float8 END, 'c' || g % 9
 FROM generate_series(1, 500) g
 """

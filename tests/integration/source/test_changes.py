@@ -14,7 +14,8 @@ pytestmark = pytest.mark.source
 
 WIDE = """
 CREATE TABLE wide (
-    id int PRIMARY KEY, amount numeric(12,2), at timestamptz, day date, raw bytea, doc jsonb, uid uuid, ok boolean, long text
+    id int PRIMARY KEY, amount numeric(12,2), at timestamptz, day date, raw bytea, doc jsonb, uid uuid,
+      ok boolean, long text
 );
 ALTER TABLE wide ALTER long SET STORAGE EXTERNAL;
 """

@@ -30,7 +30,8 @@ options, folder = json.loads(sys.argv[1]), sys.argv[2]
 spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 batch = {name: value for name, value in options.items() if name != "spool"}
-print("batch", sorted(row["id"] for row in spark.read.format("postgres-cdc").options(**batch).load().collect()))
+rows = spark.read.format("postgres-cdc").options(**batch).load().collect()
+print("batch", sorted(row["id"] for row in rows))
 stream = spark.readStream.format("postgres-cdc").options(**options).load()
 writer = stream.writeStream.format("parquet").option("checkpointLocation", folder + "/checkpoint")
 query = writer.trigger(availableNow=True).start(folder + "/rows")

@@ -13,13 +13,14 @@ from tests.support.source.stream import ChangeSource
 
 ODD = """
 CREATE TABLE odd (
-    id bigint PRIMARY KEY, n numeric, m numeric(12,2), f float4, raw bytea, at timestamptz, plain timestamp, day date,
+    id bigint PRIMARY KEY, n numeric, m numeric(12,2), f float4, raw bytea, at timestamptz, plain timestamp,
+      day date,
     doc jsonb, list int[], words text, long text
 );
 ALTER TABLE odd ALTER long SET STORAGE EXTERNAL;
 """
-VALUES = """(9007199254740993, 1.50, 12.50, 0.1, '\\x00ff', '2024-02-29 12:00:00.5+02', '2024-02-29 12:00:00', 'infinity',
- '{"a": "\\u00e9"}', '{1,NULL}', %s, repeat('x', 9000))"""
+VALUES = """(9007199254740993, 1.50, 12.50, 0.1, '\\x00ff', '2024-02-29 12:00:00.5+02', '2024-02-29 12:00:00',
+ 'infinity', '{"a": "\\u00e9"}', '{1,NULL}', %s, repeat('x', 9000))"""
 AFTER = {
     "id": 9007199254740993,
     "n": Decimal("1.5"),

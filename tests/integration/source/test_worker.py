@@ -19,7 +19,8 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
 sys.path.insert(0, sys.argv[1])
 import inside_the_zip
 from penstock.worker import settle_worker
-(importer,) = [each for each in sys.path_importer_cache.values() if isinstance(each, zipimport.zipimporter) and each.archive == sys.argv[1]]
+importers = [each for each in sys.path_importer_cache.values() if isinstance(each, zipimport.zipimporter)]
+(importer,) = [each for each in importers if each.archive == sys.argv[1]]
 settle_worker()
 frozen = gc.get_freeze_count()
 settle_worker()

@@ -305,9 +305,10 @@ class OperationsRun:
         alone.
         """
         source = self.target_table.source
-        rows = [self._row("R01 inserts, updates and deletes", at, 0) for at in (40, 41)] if self.target_table.table.key else [
-            heap_row("R04 inserts only", n, texts=self._texts) for n in (40, 41)
-        ]  # fmt: skip
+        if self.target_table.table.key:
+            rows = [self._row("R01 inserts, updates and deletes", at, 0) for at in (40, 41)]
+        else:
+            rows = [heap_row("R04 inserts only", n, texts=self._texts) for n in (40, 41)]
         source.insert(rows[0])
         source.truncate()
         source.insert(rows[1])

@@ -75,7 +75,9 @@ class PostgresHarness(SinkHarness):
         self.database.execute(
             """
             CREATE FUNCTION copy_public.die() RETURNS trigger LANGUAGE plpgsql AS
-                'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
+                'BEGIN
+                    PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL;
+                END';
             CREATE CONSTRAINT TRIGGER die AFTER INSERT ON copy_public.items DEFERRABLE INITIALLY DEFERRED
                 FOR EACH ROW EXECUTE FUNCTION copy_public.die()
             """

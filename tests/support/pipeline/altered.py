@@ -244,8 +244,8 @@ ROUTED = {
     "s13_k11_shards": Case(
         (
             (
-                "UPDATE {}_1 SET a = 'soon' WHERE id = 2; UPDATE {}_2 SET id = 30 WHERE id = 2; TRUNCATE {}_1; "
-                "INSERT INTO {}_1 VALUES (2)"
+                "UPDATE {}_1 SET a = 'soon' WHERE id = 2; UPDATE {}_2 SET id = 30 WHERE id = 2; "
+                "TRUNCATE {}_1; INSERT INTO {}_1 VALUES (2)"
             ),
             (
                 "ALTER TABLE {}_1 ADD c int DEFAULT 5; ALTER TABLE {}_2 ADD c int DEFAULT 5;"

@@ -64,7 +64,7 @@ def open_resyncs(
     *,
     tracker: SchemaTracker | None = None,
     dead_letters: DeadLetterQueue | None = None,
-    on_done: Callable[[TableName, bool], None] = lambda _name, _is_done: None,
+    on_done: Callable[[TableName, str | None], None] = lambda _name, _failure: None,
 ) -> Resyncs:
     return Resyncs(
         sink,
@@ -85,7 +85,7 @@ def open_epochs(
     log: EpochLog | None = None,
     tracker: SchemaTracker | None = None,
     dead_letters: DeadLetterQueue | None = None,
-    on_done: Callable[[TableName, bool], None] = lambda _name, _is_done: None,
+    on_done: Callable[[TableName, str | None], None] = lambda _name, _failure: None,
     order_resync: Callable[[TableName, str], None] = lambda _name, _reason: None,
 ) -> Epochs:
     """Epochs of the spool below `root`, recorded in the lake below it, or in `log`."""

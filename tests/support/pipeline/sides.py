@@ -29,7 +29,9 @@ _COLUMNS = (
     "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 )
 _KEY = """
-    SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    SELECT a.attname::text
+    FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
     WHERE i.indrelid = %s::regclass AND i.indisprimary
 """
 _MEMBERS = "SELECT relname::text FROM pg_class WHERE relname ~ %s AND relkind = 'r' ORDER BY 1"

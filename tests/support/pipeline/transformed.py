@@ -10,7 +10,8 @@ from tests.support.fix_pipeline import Mirror
 ORDERS = """
     CREATE TABLE orders (id int PRIMARY KEY, price text, qty int, note text, long text);
     ALTER TABLE orders ALTER long SET STORAGE EXTERNAL;
-    INSERT INTO orders SELECT i, i || '.50', i, 'note ' || i, repeat(chr(96 + i), 5000) FROM generate_series(1, 6) i;
+    INSERT INTO orders SELECT i, i || '.50', i, 'note ' || i, repeat(chr(96 + i), 5000)
+      FROM generate_series(1, 6) i;
     INSERT INTO orders VALUES (10, 'free', 10, NULL, NULL)
 """
 
@@ -19,7 +20,8 @@ KEY = "a long random text"
 
 
 PEOPLE = """
-    CREATE TABLE people (id int PRIMARY KEY, email text, region text, card text, pay numeric, tags text[], secret text);
+    CREATE TABLE people (id int PRIMARY KEY, email text, region text, card text, pay numeric, tags text[],
+      secret text);
     INSERT INTO people VALUES
         (1, 'a@x', 'EU', '4111111111111111', 5, '{q,r}', 's1'), (2, 'b@x', 'US', '42', 'NaN', NULL, 's2'),
         (3, NULL, 'EU', NULL, 1.50, '{}', 's3')
@@ -41,7 +43,8 @@ RULE = {
 LEAVE_AND_ENTER = """
     UPDATE people SET region = 'US' WHERE id = 1;
     UPDATE people SET region = 'EU' WHERE id = 2;
-    INSERT INTO people VALUES (4, 'd@x', 'EU', '12345678', 7, NULL, 's4'), (5, 'e@x', 'US', NULL, NULL, NULL, 's5');
+    INSERT INTO people VALUES (4, 'd@x', 'EU', '12345678', 7, NULL, 's4'), (5, 'e@x', 'US', NULL, NULL, NULL,
+      's5');
     UPDATE people SET id = 6 WHERE id = 3
 """
 

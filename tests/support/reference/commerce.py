@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, groupby
 from typing import Any
 
@@ -28,7 +29,8 @@ Order = tuple[int | None, int, Customer | None]
 """The number of the customer, the transaction that left the order so, and the customer, if there is one."""
 
 _JOIN = """
-SELECT o.id, o.customer, o.tx, c.id IS NOT NULL, c.name, c.about FROM orders o LEFT JOIN customers c ON c.id = o.customer
+SELECT o.id, o.customer, o.tx, c.id IS NOT NULL, c.name,
+  c.about FROM orders o LEFT JOIN customers c ON c.id = o.customer
 """
 _MARKS = 1_000_000
 """Every transaction leaves an order with this key and its own number, so that the stream shows the order of
@@ -64,9 +66,7 @@ class Commerce:
 
     def trade(self, people: int, transactions: int) -> None:
         """Have so many people make so many transactions each, all at once."""
-        at_work = [
-            Background(lambda number=number: self._work(number, transactions)) for number in range(people)
-        ]  # type: ignore[misc]
+        at_work = [Background(partial(self._work, number, transactions)) for number in range(people)]
         for each in at_work:
             each.result(120, "the end of the working day")
 

@@ -13,7 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.errors import PenstockError, SinkError, SinkRefusedError, SlotLostError, SlowTableError
+from penstock.errors import (
+    MembersDifferError,
+    PenstockError,
+    SinkError,
+    SinkRefusedError,
+    SlotLostError,
+    SlowTableError,
+)
 from penstock.pipeline import error_policy
 from penstock.pipeline.error_policy import TableRetries
 from penstock.pipeline.observer import PipelineObserver
@@ -36,9 +43,9 @@ class ApplierSetup:
         self.spool = directory / "spool"
         capture(self.spool, 0, [[Commit(position, (ORDERS, ITEMS))] for position in range(100, 1001, 100)])
         self.sink = PositionSink()
-        self.done: list[tuple[TableName, bool]] = []
+        self.done: list[tuple[TableName, str | None]] = []
         epochs = open_epochs(
-            self.sink, directory, on_done=lambda name, is_done: self.done.append((name, is_done))
+            self.sink, directory, on_done=lambda name, failure: self.done.append((name, failure))
         )
         self.applier, self.resyncs = epochs.applier, epochs.resyncs
 
@@ -423,7 +430,7 @@ def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_t
     )
     assert setup.sink.taken[FIRST] == [(100, 400)]
     assert setup.sink.applied[FIRST] == at(500)
-    assert setup.done == [(FIRST, True)]
+    assert setup.done == [(FIRST, None)]
     assert (setup.released, setup.resyncs.is_busy) == (500, False)
 
 
@@ -452,7 +459,7 @@ def test_a_swap_that_fails_is_tried_again_in_a_later_epoch_and_given_up_after_it
     assert setup.done == [], "its next attempt is not due"
     now[0] += 100
     setup.applier.apply(at(500))
-    assert setup.done == [(FIRST, True)]
+    assert setup.done == [(FIRST, None)]
     setup.resyncs.begin(FIRST, shadow, setup.applier.position)
     setup.resyncs.add_copied(shadow.target(ORDERS, 500))
     monkeypatch.setattr(setup.sink, "replace", fail)
@@ -460,11 +467,13 @@ def test_a_swap_that_fails_is_tried_again_in_a_later_epoch_and_given_up_after_it
         assert setup.resyncs.is_busy
         setup.applier.apply(at(600))
         now[0] += 100
-    assert (setup.done[-1], setup.resyncs.is_busy, setup.applier.tables.statuses[FIRST].state) == (
-        (FIRST, False),
+    assert (setup.resyncs.is_busy, setup.applier.tables.statuses[FIRST].state) == (
         False,
         TableState.STREAMING,
     )
+    name, failure = setup.done[-1]
+    assert name == FIRST
+    assert failure is not None
 
 
 def test_a_target_whose_shadow_cannot_take_its_place_has_its_epoch(setup: ApplierSetup) -> None:
@@ -475,7 +484,23 @@ def test_a_target_whose_shadow_cannot_take_its_place_has_its_epoch(setup: Applie
     setup.resyncs.add_copied(shadow.target(ORDERS, 200))
     setup.applier.apply(at(500))
     assert setup.sink.taken[FIRST] == [(100, 500)]
-    assert setup.done == [(FIRST, False)]
+    ((name, failure),) = setup.done
+    assert name == FIRST
+    assert failure is not None
+
+
+def test_K11_a_table_whose_resync_failed_shows_the_cause_in_its_status(setup: ApplierSetup) -> None:
+    """Routed tables are resynced once their members match; that needs the cause."""
+    setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    setup.applier.tables.await_resync(FIRST, "a member was altered")
+    setup.resyncs.begin(FIRST, PositionSink(), setup.applier.position)
+    setup.resyncs.fail(FIRST, MembersDifferError("its members are not alike"))
+    ((name, failure),) = setup.done
+    assert failure is not None
+    setup.applier.tables.resync_failed(name, failure)
+    status = setup.applier.tables.statuses[FIRST]
+    assert status.state is TableState.FAILED
+    assert f"{MembersDifferError.code}: its members are not alike" in (status.reason or "")
 
 
 def test_a_shadow_of_a_table_that_was_removed_takes_nobodys_place(setup: ApplierSetup) -> None:

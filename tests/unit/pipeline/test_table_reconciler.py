@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.errors import SinkError
+from penstock.errors import MembersDifferError, SinkError
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.retries import RetryLog, load_retries
 from penstock.pipeline.table_reconciler import TableReconciler
@@ -39,7 +39,10 @@ class Orders:
         applier: Any = SimpleNamespace(tables=tables, truncates=lambda _name: ())
         snapshots: Any = SimpleNamespace(is_copying=lambda _name: False)
         self.roster = TableReconciler(
-            cast("Any", SimpleNamespace(state=state)),
+            cast(
+                "Any",
+                SimpleNamespace(state=state, schema_rule=lambda _name: SimpleNamespace(auto_resync=True)),
+            ),
             self.sink,
             applier,
             snapshots,
@@ -88,6 +91,15 @@ def test_a_table_whose_target_cannot_be_read_holds_up_no_other_resync_and_says_s
     orders.resync(Selection(TABLES, {}, {}), {})
     assert ITEMS.name in orders.resynced
     assert load_retries(tmp_path) == ()
+
+
+def test_K11_a_routed_table_is_resynced_once_its_members_match_again(tmp_path: Path) -> None:
+    """Also if the members differed only while a resync for another reason copied them."""
+    reason = f"PEN-1403: public.a was altered; and its resync failed: {MembersDifferError.code}: not alike"
+    orders = Orders(tmp_path, TableStatus(TableState.FAILED, at(100), reason=reason))
+    for _ in range(2):
+        orders.roster._resync_matching_members(Selection({ORDERS.name: TABLES[ORDERS.name]}, {}, {}))
+    assert orders.resynced == [ORDERS.name]
 
 
 @pytest.mark.parametrize(

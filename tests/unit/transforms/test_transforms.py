@@ -41,8 +41,9 @@ def test_a_condition_has_the_same_meaning_as_in_spark(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["upper(s) = 'EU'", "n + 1 = 2", "s = 'it''s'", r"s = 'a\nb'", "n = '5'", "n = (SELECT 1)", "CASE WHEN b THEN b END", "s = 5", "n",
-     "n = 1 n", "s RLIKE 'a'", "list = list", "CAST(s AS bigint) = 1", "n = NULL", "day = '31.12.2024'", "d > f",
+    ["upper(s) = 'EU'", "n + 1 = 2", "s = 'it''s'", r"s = 'a\nb'", "n = '5'", "n = (SELECT 1)",
+     "CASE WHEN b THEN b END", "s = 5", "n", "n = 1 n", "s RLIKE 'a'", "list = list", "CAST(s AS bigint) = 1",
+     "n = NULL", "day = '31.12.2024'", "d > f",
      "s LIKE 'a' ESCAPE 'b'", "(n) = 1"],
 )  # fmt: skip
 def test_properties_known_to_spark_only_are_not_guessed(text: str) -> None:

@@ -56,15 +56,15 @@ class Resyncs:
         self,
         main: Sink,
         observer: PipelineObserver,
-        on_done: Callable[[TableName, bool], None],
+        on_done: Callable[[TableName, str | None], None],
         tracker: SchemaTracker,
         dead_letters: DeadLetterQueue,
         *,
         spool: Path,
         retries: RetryLog,
     ) -> None:
-        """`on_done` is called once the epoch that swapped the copy in is recorded, or with False when the
-        resync is given up.
+        """`on_done` is called once the epoch that swapped the copy in is recorded, or with the reason
+        why the resync was given up.
         """
         self._attempts = TableRetries()
         self._pausing: set[TableName] = set()
@@ -172,15 +172,15 @@ class Resyncs:
         """End the resync of a table that cannot be copied. Its target does not change."""
         if name in self._sinks:
             self._observer.table_failed(name, TableStatus.failed(error, None))
-            self.abandon(name)
+            self.abandon(name, f"{error.code}: {error.message}")
 
-    def abandon(self, name: TableName) -> None:
+    def abandon(self, name: TableName, reason: str = "it was abandoned") -> None:
         """End the resync of this table; the sink drops anything that threads still write to the shadow."""
         self.stop_pausing(name)
         if name in self._sinks:
             self._ready.pop(name, None)
             self._end(name)
-            self._on_done(name, False)
+            self._on_done(name, reason)
 
     def stop_pausing(self, name: TableName) -> None:
         """Do not copy the table again after the pause. A copy in progress is not affected."""
@@ -298,7 +298,7 @@ class Resyncs:
         for name in names:
             self._ready.pop(name, None)
             self._end(name)
-            self._on_done(name, True)
+            self._on_done(name, None)
 
     def _swap(self, name: TableName, shadow: Target, reader: SpoolReader, end: Position) -> Target:
         swapped = self._find_swapped(name, shadow)

@@ -56,7 +56,7 @@ class Swap:
             made.sink,
             made.root,
             dead_letters=made.box,
-            on_done=lambda name, is_done: self.done.append((name, is_done)),
+            on_done=lambda name, failure: self.done.append((name, failure is None)),
         )
         self.shadow = ListSink(PLAIN, Mode.MIRROR, [], self.end.value)
         self.shadow.copy = "second"

@@ -84,9 +84,9 @@ def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
             LOCAL,
             "2024-01-01T00:00:00.123",
             "2024-01-01T00:00:00.123",
-            [datetime(2024, 1, 1, 0, 0, 0, 123456)],
-            [datetime(2024, 1, 2)],
-        ),  # noqa: DTZ001
+            [datetime(2024, 1, 1, 0, 0, 0, 123456)],  # noqa: DTZ001
+            [datetime(2024, 1, 2)],  # noqa: DTZ001
+        ),
         (pa.float64(), 1.0, 2.0, [5.0, float("nan")], []),
         (pa.decimal128(10, 2), 1.0, 2.0, [Decimal(5)], []),
         (pa.bool_(), False, False, [True], []),
@@ -194,9 +194,8 @@ def test_of_equal_rows_the_requested_number_is_deleted_over_all_files(tmp_path: 
 
 
 def test_files_of_others_have_times_without_a_unit_and_lack_later_columns(tmp_path: Path) -> None:
-    old = pa.table(
-        {"a": pa.array([1, 2]), "b": pa.array([datetime(9000, 1, 1), datetime(2024, 1, 1)], LOCAL)}
-    )  # noqa: DTZ001
+    times = [datetime(9000, 1, 1), datetime(2024, 1, 1)]  # noqa: DTZ001 such a type has no zone
+    old = pa.table({"a": pa.array([1, 2]), "b": pa.array(times, LOCAL)})
     pq.write_table(old, tmp_path / "f0", use_deprecated_int96_timestamps=True)
     schema = pa.schema([("a", pa.int64()), ("b", ZONED), ("c", pa.string())])
     table = TableFiles(
