@@ -83,7 +83,7 @@ class SchemaRule:
 
     policy: SchemaPolicy = SchemaPolicy.EVOLVE
     can_resync: bool = True
-    """That of the table mode."""
+    """Whether the table mode allows a resync."""
     transform: Transform | None = None
     """The transform of the table's rows."""
 

@@ -234,7 +234,7 @@ class ResyncLimit:
         self._resyncs: dict[TableName, list[float]] = {}
 
     def check(self, table: TableName, reason: str) -> None:
-        """Count a resync; `TableFailedError` if there were too many within an hour."""
+        """Count a resync. Raises `TableFailedError` if there were too many within an hour."""
         now = self._clock()
         recent = [at for at in self._resyncs.get(table, []) if at > now - _RESYNC_WINDOW_SECONDS]
         if len(recent) >= MOST_RESYNCS:

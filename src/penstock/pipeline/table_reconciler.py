@@ -154,8 +154,8 @@ class TableReconciler:
         return self.config.schema_rule(name).auto_resync
 
     def _loses_rows(self, name: TableName, altered: AlteredTypes) -> bool:
-        """Whether later changes would not find their rows, because keys in the target have the text form of
-        the old type.
+        """Whether later changes would miss their rows, because keys in the target have the text form of the
+        old type.
         """
         return altered.is_key and not self.config.mode_of(name).is_log
 
@@ -293,8 +293,8 @@ class TableReconciler:
     def _find_resyncs(
         self, connection: Connection, selection: Selection, orders: TableOverrides
     ) -> dict[TableName, str]:
-        """Tables to resync because of changes that the WAL does not show: partitions with rows, altered
-        types.
+        """Tables to resync because of changes that the WAL does not show: partitions attached or detached
+        with rows, and altered types.
         """
         known = {name: status for name, status in self.tables.statuses.items() if name not in orders.resync}
         applied = {name: status.applied for name, status in known.items() if status.is_followed}

@@ -63,7 +63,7 @@ class TableEvent(StrEnum):
 class Transition:
     """One row of the table: in any of these states, this event leads to that state.
 
-    None: not a table of the pipeline.
+    The state None means that the table does not belong to the pipeline.
     """
 
     before: frozenset[TableState | None]

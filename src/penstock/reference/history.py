@@ -130,7 +130,7 @@ class RowPieces:
 
 
 class _State(NamedTuple):
-    """From `(version, ordinal)` on, the key's row is at index `place`; None if it has no row.
+    """Since `(version, ordinal)`, the key's row is at index `place`; None if the key has no row.
 
     A row unchanged since the floor is a bare index instead of a state, which saves memory for almost all
     rows.

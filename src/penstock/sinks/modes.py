@@ -130,7 +130,7 @@ class Mode(StrEnum):
 
     @property
     def current_flag(self) -> Flag | None:
-        """What marks the newest version of a row; None if the target has one row for each key."""
+        """The flag of the newest version of a row; None if the target has one row for each key."""
         return Flag(CURRENT, True) if self is Mode.HISTORY else None
 
     def needs_key(self, *, has_old_rows: bool) -> bool:
@@ -146,8 +146,8 @@ class Mode(StrEnum):
     def adds_only(self, counts: ChangeCounts) -> bool:
         """Whether these changes only add rows to the target.
 
-        A mirror has no row that an insert could conflict with: it equals the source just before, where the
-        key is unique.
+        Inserts into a mirror conflict with no row: right before the insert, the mirror equals the source,
+        whose keys are unique.
         """
         if self is Mode.MIRROR:
             return not (counts.updates or counts.deletes or counts.moves or counts.truncates)

@@ -1,4 +1,4 @@
-"""Chains of changes to one row, also across key changes, and rows gathered in slices of bounded size.
+"""Chains of changes to one row, across key changes too, and rows gathered in slices of bounded size.
 
 Changes are grouped by *chain* instead of by key. A chain begins with an insert, with the first change after a
 delete, or with a row of the target. An insert that is half of a key change with unchanged values continues

@@ -118,7 +118,7 @@ def _column(text: str) -> str:
 
 
 def _chunk_bytes(wanted: int, rows: int | None) -> int:
-    """At most what a batch may contain, and at least one block."""
+    """Bytes per chunk: at least one block, and at most the limit of a batch."""
     return wanted if rows is None else min(wanted, max(BLOCK_BYTES, rows * ROW_BYTES))
 
 
@@ -168,9 +168,7 @@ def _default_slot(dsn: str, choice: TableChoice) -> str:
 
 
 def _server(dsn: str) -> str:
-    """The server as a directory name: equal database names, and so slots, on two servers are different
-    sources.
-    """
+    """A directory name for the server. Two servers may have databases, and so slots, of the same name."""
     place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
     is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH

@@ -108,8 +108,8 @@ class SchemaHistory:
         return SchemaHistory({**self.tables, **tables}) if tables else self
 
     def pruned(self, upto: Position) -> SchemaHistory:
-        """Drop versions that hold only up to `upto`, and tables whose name has belonged to another table
-        since before `upto`.
+        """Drop versions that were replaced at or before `upto`, and tables whose name was taken by another
+        table before `upto`.
         """
         taken: dict[TableName, Position] = {}
         for versions in self.tables.values():

@@ -184,7 +184,7 @@ def transform_keys(fitted: Fitted, keys: pa.Table) -> pa.Table:
 
 
 def count_changes(changes: pa.Table, moves: int) -> ChangeCounts:
-    """Counts of `changes`; at most `moves` of them change the key."""
+    """Count `changes` by kind. `moves` is the number of key changes before filtering, an upper bound."""
     kinds = {kind: int(is_kind(changes, kind).sum()) for kind in ChangeType}
     return ChangeCounts(
         inserts=kinds[ChangeType.INSERT],

@@ -289,7 +289,7 @@ def test_N10_position_begins_with_the_commit_after_it(source: ChangeSource) -> N
     ("position", "code", "words"),
     [
         ("0/10", "PEN-1205", "can no longer be read"),
-        ("FF/0", "PEN-1001", "reaches only to"),
+        ("FF/0", "PEN-1001", "the end of the server's WAL is"),
         ("yesterday", "PEN-1001", "startingPosition"),
     ],
 )

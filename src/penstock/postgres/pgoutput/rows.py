@@ -2,8 +2,8 @@
 
 An update that includes its old key is compared with it: the same key becomes an `update_postimage`, another
 key a `delete` of the old one and an `insert` of the new one. A delete shows only its key. In a table without
-a key the whole row identifies itself: a delete shows the whole old row, and an update that includes the old
-row becomes a `delete` and an `insert`, each of one duplicate.
+a key, rows are identified by all of their values: a delete shows the whole old row, and an update that
+includes the old row becomes a `delete` and an `insert`. Each of them affects one of several equal rows.
 
 If old rows are requested and the log contains whole old rows (replica identity FULL), a delete shows all of
 the row, and the old rows of updates form a separate batch of `update_preimage` rows.
@@ -113,7 +113,9 @@ class _Plan:
 def build_batches(
     frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False
 ) -> list[list[ChangeBatch]]:
-    """For each part its changes, and with `old_rows` the rows before its updates if they were sent."""
+    """One batch of changes for each part. With `old_rows`, also a batch with the rows before its updates, if
+    the server sent them.
+    """
     buffer = pa.py_buffer(frames.buffer)
     planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
     built = iter(_build_all(frames, buffer, timeline, [plan for plans in planned for plan in plans]))

@@ -230,7 +230,7 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
 
 
 def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
-    """None also if it names columns the table does not have: it was written for a copy that did not
+    """Also None if the text names columns that the table lacks: it was written for a copy that did not
     finish.
     """
     origin = Origin.parse(text) if text else None

@@ -10,7 +10,7 @@ epoch's changes in Spark SQL, the only one besides `fold`.
   ones;
 - `_exact`: their exact texts;
 - `_op`: `delete` or `upsert`;
-- `_there`: whether the target has the row before the epoch, under the key in the next columns;
+- `_there`: whether the target had the row before the epoch, under the key in the next columns;
 - `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see
   `may_be_text`);
 - `_commit_version` and `_ordinal` of the last change;
@@ -119,7 +119,9 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
             )
             raise ValuesRefusedError(f"{doing} {path}: a row is rejected: {what}", hint=hint) from None
         if state.startswith(_TABLE):
-            hint = f"remove that from the table, or remove {path} and restart the pipeline to copy it again"
+            hint = (
+                f"remove the cause from the table, or remove {path} and restart the pipeline to copy it again"
+            )
             raise SinkRefusedError(f"{doing} {path}: {what}", hint=hint) from error
         raise penstock_error(error, SinkError, f"{doing} {path}") from error
 
@@ -164,8 +166,8 @@ VIEW = "penstock_changes"
 def check_not_moved(changes: DataFrame, path: Path, application: str, version: int) -> DataFrame:
     """`changes`, with an error for the reader if this pipeline has committed to the table since `version`.
 
-    Delta reads them after its transaction began, and detects later commits itself. It would treat earlier
-    commits as existing rows, and duplicate them.
+    Delta reads the changes after its transaction began, and detects later commits itself. But it would treat
+    rows of earlier commits as existing rows, and duplicate them.
     """
 
     checked: list[bool] = []
@@ -370,8 +372,8 @@ def find_rejected(
 
 
 def may_be_text(arrow_type: pa.DataType) -> bool:
-    """Whether a value may exceed its column's type, so that the column is null and `_exact` has the text.
-    Keys then consist of both.
+    """Whether a value may exceed its column's type, so that the column is null and `_exact` has the text. A
+    key of such a type consists of the column and the text.
     """
     return bool(
         pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type) or pa.types.is_nested(arrow_type)
@@ -551,7 +553,7 @@ def _join_chains(chained: DataFrame) -> DataFrame:
 
 
 def _roots(edges: pa.Table) -> list[pa.Array]:
-    """For each edge its child, and the chain at the end of its path of edges; each in two columns."""
+    """For each edge, its chain and the first chain that its path of edges leads to, each in two columns."""
     version, ordinal, parent_version, parent_ordinal = (np.asarray(column) for column in edges.columns)
     count = len(version)
     lives = np.empty(2 * count, [("v", np.int64), ("o", np.int64)])
