@@ -197,7 +197,7 @@ def refuse(_: Callable[[], None]) -> None:
 
 
 def be_away(_: Callable[[], None]) -> None:
-    raise SinkError("nobody answers")
+    raise SinkError("no server answers")
 
 
 def die(_: Callable[[], None]) -> None:

@@ -204,7 +204,7 @@ def test_a_shadow_takes_the_log_s_place(harness: ParquetHarness) -> None:
     harness.copy()
     shadow = harness.sink.shadow("c0ffee")
     main, harness.sink = harness.sink, shadow
-    harness.source.states[harness.source.fence] = rows = [harness.item(1, "anew")]
+    harness.source.states[harness.source.fence] = rows = [harness.item(1, "again")]
     harness.copy()
     harness.sink = main
     position = Position.of(harness.source.fence + 3)

@@ -376,7 +376,7 @@ def test_a_table_that_left_the_publication_and_came_back_is_a_hole(harness: Post
     stored = stored_place(harness)
     publication = harness.wal.settings.publication
     harness.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE {harness.table}")
-    harness.add((3, "in no log of ours"))
+    harness.add((3, "not in the WAL"))
     with pytest.raises(TableGapError, match="taken out"), opened(harness, stored):
         pass
     harness.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE {harness.table}")

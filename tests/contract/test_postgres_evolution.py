@@ -468,7 +468,7 @@ def test_K08_a_table_of_a_version_without_lineage_continues_and_is_resynced_at_a
     assert (follow.rows("id", "c"), follow.target().origin is None) == ([("1", "1")], False)
 
 
-def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> None:
+def test_K10_a_table_that_replaced_the_target_is_not_touched(follow: Follow) -> None:
     """It has the same name, and nothing of it is ours."""
     follow.copy(BEFORE, ROWS)
     target = follow.target()

@@ -415,7 +415,7 @@ def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(
 
 def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: Intruder) -> None:
     intruder.execute("CREATE SCHEMA penstock", *APPLIED.split(";")[:-1], "CREATE SCHEMA copy_public")
-    harness.address = harness.address.trusting(["somebody else", intruder.name])
+    harness.address = harness.address.trusting(["another role", intruder.name])
     harness.sink = harness.open()
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()

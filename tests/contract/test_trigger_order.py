@@ -405,7 +405,7 @@ def test_rows_applied_by_logical_replication_are_captured(trigger: TriggerHarnes
         check_same(
             take(stream, 1, trigger.deadline_seconds),
             [upsert(trigger.table, 1, "applied")],
-            "triggers fire for everybody",
+            "triggers fire for every role",
         )
 
 

@@ -209,7 +209,7 @@ def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) ->
         check_same_set(
             take(stream, 1, trigger.deadline_seconds),
             [upsert(trigger.table, 1, "x")],
-            "by triggers of ours in it",
+            "by the capture's triggers in it",
         )
 
 

@@ -16,7 +16,7 @@ _CHUNK_BYTES = 65536
 
 
 class TcpProxy:
-    """Passes bytes between clients and one target, until it is told to fail.
+    """Passes bytes between clients and one target, until a test makes it fail.
 
     `cut()` closes every connection, `refuse()` makes new ones fail as if no server listened, `delay(seconds)`
     holds every chunk back, and `half_open()` swallows what comes in from either side and closes nothing, as a

@@ -80,7 +80,7 @@ class ListSink(PositionSink):
         if fault == "after":
             raise Died
         if fault == "lost":
-            raise SinkRefusedError("nobody knows whether it did", hint="look")
+            raise SinkRefusedError("the outcome is unknown", hint="look")
 
     @override
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:

@@ -319,7 +319,7 @@ def test_P01_a_locked_table_is_waited_for_only_so_long_and_its_holder_is_named(
 
 
 def test_P09_many_tables_take_no_more_statements_than_few(database: Database, address: SourceAddress) -> None:
-    """Every statement of ours is one transaction, and the server counts transactions."""
+    """Each of our statements is one transaction, and the server counts transactions."""
     make = "FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); END LOOP;"
     database.execute(f"DO $$ BEGIN {make} END $$")
     tables = {TableName("public", f"t{number}") for number in range(1, 301)}

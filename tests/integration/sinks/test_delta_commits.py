@@ -262,7 +262,7 @@ def test_a_table_whose_making_was_cut_off_is_made(
     assert len(mirror.rows()) == 9
 
 
-@pytest.mark.parametrize("name", ["_delta_log/of-somebody.else", "rows.csv"])
+@pytest.mark.parametrize("name", ["_delta_log/of-another.program", "rows.csv"])
 def test_foreign_object_in_the_place_of_a_table_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
     sink = DeltaSink(spark, tmp_path / "lake", PIPELINE)
     file = sink.path(NAME) / name

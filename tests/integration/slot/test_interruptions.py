@@ -156,7 +156,7 @@ def test_C02_a_server_without_room_for_a_connection_is_tried_again(source: Sourc
 @pytest.mark.parametrize(
     ("parameters", "kind"),
     [
-        ({"user": "nobody_of_that_name"}, AuthenticationError),
+        ({"user": "no_such_role"}, AuthenticationError),
         ({"dbname": "no_database_of_that_name"}, AuthenticationError),
     ],
 )

@@ -58,7 +58,7 @@ class PostgresConnectorHarness(ConnectorHarness):
         port = self._silent.getsockname()[1]
         return {
             **self.config(),
-            "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=60",
+            "dsn": f"host=127.0.0.1 port={port} user=no_such_role connect_timeout=60",
             "discoverSeconds": "0.5",
         }
 

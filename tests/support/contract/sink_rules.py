@@ -257,7 +257,7 @@ class MirrorRules(SinkRules):
         shadow = harness.sink.shadow("c0ffee")
         main, harness.sink = harness.sink, shadow
         harness.source.fence = harness.source.position
-        harness.source.states[harness.source.fence] = rows = [harness.item(1, "anew")]
+        harness.source.states[harness.source.fence] = rows = [harness.item(1, "again")]
         harness.copy()
         harness.sink = main
         assert len(harness.rows()) == 9

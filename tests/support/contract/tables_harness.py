@@ -102,7 +102,7 @@ def open_penstock(database: Database) -> tuple[list[str], list[str]]:
         "SELECT application_name FROM pg_stat_activity "
         "WHERE datname = %s AND application_name ~ '^penstock( |$)'"
     )
-    # Not those of the suite: some of its own tests leave one behind, stuck in a stream that hangs.
+    # Excludes threads of the suite: some of its tests leave one behind that waits for a hanging stream.
     ours = [
         name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")
     ]

@@ -133,7 +133,7 @@ def test_invalid_configuration_is_refused(tmp_path: Path, text: str) -> None:
         pytest.param(
             "heartbeat_query: SELECT 1\n",
             "heartbeat_query",
-            id="H05: an idle slot advances by itself, without a query of ours",
+            id="H05: an idle slot advances by itself, without a query of the pipeline",
         ),
         pytest.param(
             "columns: {hash: [email]}\n",

@@ -135,7 +135,7 @@ def test_the_reasons_of_either_kind_of_registry_are_kept(
         (409, '{"error_code": 409, "message": "no"}', SchemaIncompatibleError),
         (401, "who are you", RegistryRefusedError),
         (403, "{}", RegistryRefusedError),
-        (404, "<html>nobody here</html>", RegistryRefusedError),
+        (404, "<html>not found</html>", RegistryRefusedError),
         (404, '{"error_code": 0, "message": "no such thing"}', RegistryRefusedError),
         (422, '{"error_code": 42201, "message": "not a schema"}', RegistryRefusedError),
         (429, "{}", RegistryError),
