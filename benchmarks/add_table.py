@@ -30,7 +30,7 @@ _TRANSACTION_ROWS = 10
 
 
 class Load(threading.Thread):
-    """Inserts and updates in the table that is there from the beginning, at a steady rate."""
+    """Inserts into and updates of the first table, at a steady rate."""
 
     def __init__(self, dsn: str, transactions_per_second: int) -> None:
         super().__init__(name="load", daemon=True)
@@ -53,7 +53,7 @@ class Load(threading.Thread):
 
 
 class Lag(threading.Thread):
-    """Samples how far the pipeline is behind, once a second."""
+    """Samples the lag of the pipeline once a second."""
 
     def __init__(self, config: Path) -> None:
         super().__init__(name="lag", daemon=True)

@@ -1,4 +1,4 @@
-"""What a process and all that it started have used of the processor. Nothing where there is no /proc."""
+"""CPU time of a process and its descendants. Zero on systems without /proc."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TreeCpu:
         self.stop()
 
     def stop(self) -> float:
-        """The seconds used so far, which then stand in `seconds`."""
+        """Store the seconds used so far in `seconds`."""
         after = _ticks_by_process(self._root)
         gone = (
             0
@@ -46,7 +46,7 @@ class TreeCpu:
 
 
 def _ticks_by_process(root: int) -> dict[int, int]:
-    """Of `root` and those below it: what each has used itself, with the children that it waited for."""
+    """For `root` and its descendants: the CPU time of each, including the children that it waited for."""
     used: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):

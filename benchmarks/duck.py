@@ -27,7 +27,7 @@ _EXTENSION = f"duckdb_extension_postgres_scanner/extensions/v{VERSION}/postgres_
 
 
 def ensure_duckdb() -> None:
-    """Fetched; raises `Unavailable`."""
+    """Download it. Raises `Unavailable`."""
     if _CACHE.exists():
         return
     draft = _CACHE.with_suffix(".draft")
@@ -61,7 +61,7 @@ def _copy(dsn: str, table: str, directory: Path, threads: int) -> dict[str, floa
         session.execute(f"LOAD '{_CACHE / _EXTENSION}'")
         wall, cpu = time.perf_counter(), time.process_time()
         session.execute(f"ATTACH '{dsn}' AS source (TYPE postgres, READ_ONLY)")
-        # As fast as it can: each thread writes a file of its own.
+        # Fastest: each thread writes a separate file.
         session.execute(f"COPY (FROM source.{table}) TO '{directory}' (FORMAT parquet, PER_THREAD_OUTPUT)")
         report = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     return report | {"rows": sum(pq.read_metadata(path).num_rows for path in directory.rglob("*.parquet"))}

@@ -50,7 +50,7 @@ _ROWS = (
     """INSERT INTO public.large SELECT i, i % 1000, 'state ' || i % 7, i % 10000 / 100.0, repeat('x', (i % 50)::int), now()
     FROM generate_series(1, {rows}) i""",
 )
-# One body does not travel, and of a key change it does not either.
+# One document is unchanged TOAST, and so is that of the key change.
 _UPDATE_DOCUMENTS = (
     "UPDATE public.large SET body = repeat(md5(id::text || 'x'), 32768) WHERE id > 1",
     "UPDATE public.large SET note = 'second' WHERE id = 1",
@@ -184,7 +184,7 @@ def _penstock(command: str, config: Path, timeout: float) -> int | None:
 
 
 class _Workers(threading.Thread):
-    """Looks at the Python workers below a process, several times a second."""
+    """Samples the Python workers below a process, several times a second."""
 
     def __init__(self, root: int) -> None:
         super().__init__(name="workers", daemon=True)
@@ -218,7 +218,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _worker_bytes(pid: int) -> int:
-    """The most that a Python worker of Spark had; 0 of any other process."""
+    """Peak memory of a Python worker of Spark; 0 for any other process."""
     try:
         if (
             b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes()
