@@ -99,8 +99,8 @@ class ChangeFeed(ABC):
 
     @abstractmethod
     def ensure(self) -> Mark:
-        """Return the last confirmed mark. Without one, create the first mark durably: later commits come
-        after it.
+        """Return the last confirmed mark. If there is none, create the first mark durably: it is before all
+        later commits.
         """
 
     @abstractmethod

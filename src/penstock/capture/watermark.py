@@ -99,8 +99,8 @@ class AckWatermark:
             return NumberedAck(self, self._delivered, self._current)
 
     def settle(self, position: Position) -> None:
-        """Mark everything up to `position` as delivered: the last transaction is complete, and no change
-        follows it up to there.
+        """Mark everything up to `position` as delivered: the last transaction is complete, and no further
+        change ends at or before `position`.
         """
         with self._lock:
             self._end_transaction()

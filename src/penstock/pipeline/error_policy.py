@@ -89,8 +89,8 @@ operator.
 
 
 def attempts_without_any_target(errors: Sequence[PenstockError]) -> int:
-    """How often a pipeline restarts if no target can be read. For damaged files only a few times; for other
-    errors as often as within a run.
+    """How often a pipeline restarts if no target can be read. If files are damaged, only a few times; after
+    other errors, as often as within a run.
     """
     if all(isinstance(error, TargetFileLostError) for error in errors):
         return FILE_ATTEMPTS

@@ -218,8 +218,8 @@ class TableLifecycle:
         self._resync_reasons[name] = "it was not written by this pipeline"
 
     def remove(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
-        """Remove the table before the next epoch. Then call `then`, when no epoch writes to its target any
-        more.
+        """Remove the table before the next epoch. After that no epoch writes to its target, and `then` is
+        called.
         """
 
         def part() -> None:

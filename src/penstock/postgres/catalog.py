@@ -372,7 +372,7 @@ class MissingValue:
 @dataclass(frozen=True, slots=True)
 class CatalogShape:
     schema: TableSchema
-    """With `attributes`. Without columns if the table was dropped."""
+    """The schema, with `attributes`. It has no columns if the table was dropped."""
     missing: Mapping[str, MissingValue]
     """The default value of each column that has one. The server drops it when it rewrites the rows, which
     then contain the values.

@@ -1,20 +1,20 @@
 """Queries of a polling capture: rows changed since an earlier poll, open transactions, and the resume tables
 `penstock.polling` and `penstock.polled_tables`.
 
-By `xmin`, the transaction that wrote a row, no column is required and no change is missed: a row version that
-a snapshot does not show was written by the oldest transaction open at that time, or by a later one. Each poll
-reads the whole table. Rows contain 32 bits of the transaction id, so it is compared by age, and only while
-fewer than two thousand million transactions are in between.
+Polling by `xmin`, the transaction that wrote a row, requires no column and misses no change: a row version
+that a snapshot does not show was written by the oldest transaction open at that time, or by a later one. Each
+poll reads the whole table. Rows contain only 32 bits of the transaction id. So ids are compared by age, and
+only if fewer than two billion transactions are in between.
 
-By a cursor column that increases with every change (a timestamp, a sequence number), an index is used, and
-the result depends on how the column is written. The rule for writers: a transaction writes no value below
-those that existed when it began. But it may commit, and its values become visible, long after higher values.
-So for every open transaction the highest value before its begin is kept, and each poll restarts at the oldest
-of these; without open transactions, at the highest value of the previous poll. Transactions are identified by
-their virtual ids, which exist from their beginning. A prepared transaction has none, so while one exists the
-restart point does not move.
+Polling by a cursor column that increases with every change (a timestamp, a sequence number) uses an index,
+but its result depends on how the column is written. The rule for writers: a transaction writes no value below
+those that existed when it began. But it may commit long after transactions with higher values. So the capture
+keeps, for every open transaction, the highest value from before that transaction began, and each poll
+restarts at the oldest of these values. Without open transactions, it restarts at the highest value of the
+previous poll. Transactions are identified by their virtual ids, which exist from their beginning. A prepared
+transaction has none, so while one exists the restart point does not move.
 
-With both methods some rows are read again that an earlier poll has returned. A row version is identified by
+With both methods, a poll reads some rows again that an earlier poll returned. A row version is identified by
 its ctid and xmin, so known versions are removed without comparing values.
 """
 

@@ -62,7 +62,7 @@ _ADDED_COLUMNS = {
 
 
 class Flag(NamedTuple):
-    """A boolean column, and its value in the rows in question."""
+    """A boolean column, and the value that selects the flagged rows."""
 
     column: str
     value: bool

@@ -242,7 +242,7 @@ class TableWatch:
 
     def begin(self, *, replace: bool) -> None:
         """Record the current tables. With `replace`, discard the record of an earlier query first. Call this
-        when the publication exists, and before the fence.
+        when the publication exists, and before the fence is taken.
         """
         self._due = 0.0
         if replace:

@@ -165,8 +165,8 @@ class TriggerSession(FeedSession):
         self._stack.close()
 
     def _next_commits(self) -> list[OrderedCommit]:
-        """Return the ordered commits after the mark. Without any, order new commits; every `quiet_seconds`
-        advance the mark without changes.
+        """Return the ordered commits after the mark. If there are none, order new commits. Every
+        `quiet_seconds`, advance the mark even without changes.
         """
         commits = self._table.commits(self.mark.position, _MAX_COMMITS)
         now = time.monotonic()

@@ -102,7 +102,7 @@ def restored(
 ) -> list[pa.StringArray]:
     """The columns for `RecordedChanges`, with the actual shapes of rows instead of the recorded ones. A
     transaction that began before a table was altered records the old shape, and the column numbers of its
-    rows. If no shape with these numbers is found, the result is the negative of the recorded one.
+    rows. If there is no shape with these numbers, the result has the negative id of the recorded shape.
     """
     *facts, altered = columns
     if altered.null_count == len(altered):

@@ -138,7 +138,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCompactor:
-    """The directory of a pipeline's dead letters."""
+    """Compacts the files of a pipeline's dead letters."""
 
     directory: Path
     many: int = MANY

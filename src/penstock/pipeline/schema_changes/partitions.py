@@ -145,8 +145,8 @@ class PartitionWatch:
         truncates: Callable[[TableName], Collection[int]],
         auto_resyncs: Callable[[TableName], bool],
     ) -> None:
-        """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table; the low 32 bits
-        of each id. `auto_resyncs`: whether the table is resynced automatically.
+        """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table, as the low 32
+        bits of their ids. `auto_resyncs`: whether the table is resynced automatically.
         """
         self._state = state
         self._truncates = truncates

@@ -47,7 +47,7 @@ exist yet.
 
 
 class FullKey(NamedTuple):
-    """The key of a table, valid from its description."""
+    """The key of a table, valid from the message that described the table."""
 
     columns: tuple[str, ...]
     later: CatalogKey | None = None
@@ -164,7 +164,7 @@ class Versions:
     _changed: dict[int, list[Version]] = field(default_factory=dict)
 
     def of(self, oid: int) -> list[Version]:
-        """In order; empty if the table is unknown."""
+        """The versions of the table in order; empty if the table is unknown."""
         found = self._changed.get(oid)
         if found is not None:
             return found

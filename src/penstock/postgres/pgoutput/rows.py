@@ -218,8 +218,8 @@ def _missing(
     """By column index, the rows whose identifying value was not sent; columns without such rows are omitted.
     The key identifies a row; in a table without a key, the whole old row does. With `promises_whole` the
     whole old row is required and announced. Where it is not announced, a null may be a value: the server
-    marks the old row of a partition under FULL as a key if its root has another identity. Then only the
-    catalog can tell (`membership.inspect_partition_identities`).
+    marks the old row of a partition under FULL as a key if its root has another identity. In that case only
+    the catalog has the answer (`membership.inspect_partition_identities`).
     """
     is_old = rows.codes == _DELETED
     found: dict[int, BoolArray] = {}

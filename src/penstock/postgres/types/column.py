@@ -63,7 +63,9 @@ class TypePolicy:
 
     @property
     def writes(self) -> str:
-        """A text that differs for policies whose spools differ."""
+        """Identifies the form of the values in the spool: policies with different forms return different
+        texts.
+        """
         return self.form if self.is_text else self.numeric
 
     @property

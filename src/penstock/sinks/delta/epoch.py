@@ -212,10 +212,11 @@ class DeltaCommit:
         adds_only: bool,
         rewritten: Mapping[str, SnapshotFile] | None = None,
     ) -> bool:
-        """Commit the results of the tasks as the next version. False: another writer has made that version.
+        """Commit the results of the tasks as the next version. Returns False if another writer has already
+        committed that version.
 
-        Then, and on an error before the commit, all written files are removed. `rewritten` has for every file
-        of the table its replacement, without the deleted rows.
+        In that case, and after an error before the commit, all written files are removed. `rewritten` has for
+        every file of the table its replacement, without the deleted rows.
         """
         deletions = [part.deletions for part in parts]
         try:

@@ -268,7 +268,7 @@ def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[st
 
 
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
-    """A key is null only if the type cannot hold it. Then the exact text must be equal."""
+    """A key is null only if the type cannot hold it. In that case the exact texts must be equal."""
     if not key:
         raise SinkRefusedError(
             "cannot MERGE into a table without a key", hint="give the table a primary key, and resync it"

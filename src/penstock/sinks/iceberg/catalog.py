@@ -535,7 +535,9 @@ def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
 def evolve_table(
     catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode
 ) -> LoadedTable:
-    """The table with changed columns, uncommitted. `SinkError` or `ValueError` if it cannot have them."""
+    """The table with changed columns, uncommitted. Raises `SinkError` or `ValueError` if the table cannot
+    have these columns.
+    """
     with translated_errors(f"altering {loaded.location}"):
         transaction = catalog.begin(loaded)
         former = {new: old for old, new in evolution.renamed.items()}
