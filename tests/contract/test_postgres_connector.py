@@ -60,7 +60,7 @@ class TestPostgresConnector(SourceConnectorConformance):
 
 
 def apply_changes(target: dict[str, dict[int, str | None]], batch: SourceBatch) -> None:
-    """As a mirror does, one change after the other."""
+    """Apply changes one after the other, as a mirror does."""
     rows = target.setdefault(batch.partition, {})
     for change in batch.records.to_pylist():
         match change[CHANGE_TYPE]:
@@ -631,7 +631,7 @@ def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarne
 # --- schemas and options ------------------------------------------------------------------------------------
 
 
-# The first that asks for a registry fetches it, once for each user, and starts it.
+# The first test that needs a registry downloads it, once for each user, and starts it.
 with_registry = pytest.mark.timeout(1200)
 
 

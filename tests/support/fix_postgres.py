@@ -138,7 +138,7 @@ class Database:
 
 
 class PostgresServers:
-    """The servers of this run, one a version, each started when it is first asked for."""
+    """The servers of this run, one for each version, started at first use."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -43,7 +43,7 @@ def patient(postgres_version: int) -> Iterator[ScratchServer]:
 
 @pytest.fixture
 def strained(patient: ScratchServer, tmp_path: Path) -> Iterator[Source]:
-    """Rows 1 to 10 are captured, and 11 to 20 lie in a part of the log that the next checkpoint removes."""
+    """Rows 1 to 10 are captured; the WAL of rows 11 to 20 would be removed by the next checkpoint."""
     source = Source(patient.create_database(), tmp_path / "spool")
     release(source.spool, "pipeline", source.capture_all(1, 10))
     patient.set(max_slot_wal_keep_size="16MB")

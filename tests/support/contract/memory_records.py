@@ -70,7 +70,7 @@ class JournalStream:
 
 
 class MemoryCapture(ListCapture):
-    """Says of a snapshot where it is exact."""
+    """Adds the position at which a snapshot is exact."""
 
     @override
     def live(self) -> JournalStream:  # type: ignore[override]

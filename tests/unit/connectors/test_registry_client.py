@@ -51,11 +51,11 @@ class Answering(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Not into the output of the tests."""
+        """Keep the log out of the test output."""
 
 
 class Registry:
-    """One on the loopback address, and the client that asks it."""
+    """A registry on the loopback address, and its client."""
 
     def __init__(self) -> None:
         self.answering: type[Answering] = type("Scripted", (Answering,), {"asked": []})

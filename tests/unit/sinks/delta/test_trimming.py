@@ -189,7 +189,7 @@ def test_K09_files_that_a_restore_brought_back_are_left_to_vacuum(lake: Lake, tm
         {"add": dict(file.action)} for file in before.files.values()
     ]
     assert commit(lake.path, now.version + 1, [commit_info("RESTORE", {}, adds_only=False), *actions])
-    # Gone again, from a version that is kept.
+    # Removed again by a version that is kept.
     back = state_of(lake.path)
     assert commit(
         lake.path,
