@@ -1,8 +1,7 @@
-"""A table of a million rows is added to a running pipeline under load. `make bench-add-table`.
+"""A table of a million rows is added to a running pipeline under load: `make bench-add-table`.
 
-What the other table's readers see of it: how far its target lies behind, by commit time, before, while and
-after the new one is copied. Then both tables are compared with their source, beside the pipeline and the
-load.
+Measures the lag of another table, by commit time, before, during and after the copy of the new one. At the
+end both tables are compared with their source, while pipeline and load continue.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The client processes of the benchmarks: each reads one slot to the end, and prints what that took as JSON.
+"""The client processes of the benchmarks.
 
-The clock starts when everything is imported and connected and the stream begins, and stops with the last row.
+Each reads one slot to the end, and prints its figures as JSON. The clock starts when everything is imported
+and connected and the stream begins, and stops at the last row.
 """
 
 from __future__ import annotations

@@ -17,10 +17,7 @@ from benchmarks.source import BenchSource, ServerCpu
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reading of all changes.
-
-    `rows` came, and the CPU of the client was used, in the time that was measured.
-    """
+    """One run that reads all changes: rows, time, and CPU time of the client."""
 
     rows: int
     wall_seconds: float

@@ -1,6 +1,6 @@
-"""Who copies the table, and how each is measured.
+"""The contenders that copy a table, and their measurement.
 
-All over TCP, with the same number of connections, in turn.
+All use TCP and the same number of connections, in turn.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from typing import Self
 
 
 class TreeCpu:
-    """Watches a process and those below it from its making on, or in a `with` block.
+    """Watches a process and its descendants from the creation of this object, or in a `with` block.
 
-    What a process has used passes to its parent when that waits for it, as Postgres does. Nobody waits for
-    Spark's Python workers, and what one has used is forgotten when it ends (`forgets`): then only those that
-    are still there at the end count, each by itself.
+    The system adds the CPU time of an ended process to its parent if the parent waits for it, as Postgres
+    does. No process waits for Spark's Python workers, so their CPU time is lost when they end (`forgets`). In
+    that case only the processes that still run at the end are counted.
     """
 
     def __init__(self, root: int, *, forgets: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""DuckDB's Postgres scanner as a contender, in a process of its own: `python -m benchmarks.duck`.
+"""DuckDB's Postgres scanner as a contender, in a separate process: `python -m benchmarks.duck`.
 
-It and its extension come in wheels, which are fetched once into a directory beside this repository's other
-caches and never installed. The network may be missing: then `Unavailable` says so, and the others are
-measured without it.
+DuckDB and its extension are in wheels, which are downloaded once into a cache directory of this repository
+and never installed. Without a network, `Unavailable` says so, and the other contenders are measured without
+DuckDB.
 """
 
 from __future__ import annotations

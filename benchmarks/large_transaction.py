@@ -1,8 +1,8 @@
-"""What a transaction of any size costs the capture: `python -m benchmarks.large_transaction`.
+"""Memory of a capture during a large transaction: `python -m benchmarks.large_transaction`.
 
-A process of its own captures one transaction of many rows, then another that is rolled back at its end. Its
-memory must stay below a gigabyte, every row that committed must be in the spool once, and nothing may be left
-of what was rolled back; else the exit code is 1.
+A separate process captures one transaction of many rows, then another one that is rolled back at its end. Its
+memory must stay below a gigabyte, every committed row must be in the spool once, and no file of the rolled
+back transaction may remain; otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -159,9 +159,9 @@ def change_call(function: str) -> sql.Composed:
 
 
 class ServerCpu:
-    """Watches, in a `with` block, how much CPU the server process behind a slot uses.
+    """Measures, in a `with` block, the CPU time of the server process that serves a slot.
 
-    Zero where there is no /proc.
+    Zero on systems without /proc.
     """
 
     def __init__(self, dsn: str, slot: str) -> None:

@@ -1,8 +1,7 @@
-"""One Spark session that copies a table again and again: each line on standard input names a way, and a
-directory.
+"""One Spark session that copies a table repeatedly: `python -m benchmarks.spark_copies`.
 
-`python -m benchmarks.spark_copies`. What each copy took comes as a line of JSON. The clock starts when the
-session is there; CPU is that of the driver, the JVM and its Python workers together.
+Each line on standard input names a method and a directory; the figures of each copy are printed as a line of
+JSON. The clock starts when the session is ready. CPU is the sum of driver, JVM and Python workers.
 """
 
 from __future__ import annotations

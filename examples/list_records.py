@@ -147,7 +147,7 @@ class ListIterator(CdcIterator):
 
 
 class ListRecordSource(RecordSource):
-    """Reads the table of the log that its address names, `list:NAME`.
+    """Reads the table of the log that the URL names, `list:NAME`.
 
     It can look up any event, so it needs no buffer.
     """

@@ -1,6 +1,6 @@
-"""Streaming tables that are fed from Postgres.
+"""Streaming tables that read from Postgres.
 
-Every run takes in what has committed since the last one, and ends.
+Every run processes the changes committed since the last run, and ends.
 
 Settings come from the environment of `spark-pipelines`: SHOP_DSN, SHOP_STATE (a directory that the executors
 reach), and PGPASSWORD.

@@ -143,9 +143,9 @@ class SinkSetup(ABC):
 
 class DeltaSetup(SinkSetup):
     _begun: ClassVar[dict[tuple[TableSchema, Mode, Position], tuple[Path, SnapshotPlace]]] = {}
-    """To make a table takes Spark a second.
+    """Creating a table takes Spark a second.
 
-    One that was made once is copied, file by file: there is nothing of its place in it.
+    So a created table is copied file by file; its files do not contain its path.
     """
 
     @override

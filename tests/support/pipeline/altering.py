@@ -267,10 +267,10 @@ def _compare(results: Results, lake: Mirror, database: Database, left: set[str])
 
 
 def _differ(results: Results, database: Database, run: Running) -> None:
-    """K11: while shards differ they have no common target; once they are alike the table is resynced.
+    """K11: while the schemas of the shards differ, the table fails; once they are equal it is resynced.
 
-    Then a truncate removes the rows of one shard, and a key change, with its unchanged values, stays in its
-    shard.
+    After that a truncate removes the rows of one shard, and a row with a changed key and unchanged values
+    stays in its shard.
     """
     database.execute(
         f"ALTER TABLE {SHARDED}_1 ADD more int DEFAULT 7; INSERT INTO {SHARDED}_1 VALUES (9, 'new')"

@@ -114,9 +114,9 @@ def _text(value: object) -> str | None:
 def _read(
     sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """Those that have all these columns.
+    """The targets that have all these columns.
 
-    Delta by our own reader: Spark needs a second for each of so many tables.
+    Delta tables are read by our own reader, since Spark needs a second for each table.
     """
     if not isinstance(sink, DeltaSink):
         return _read_by_spark(sink, wanted)

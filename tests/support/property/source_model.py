@@ -193,7 +193,7 @@ def changes_table(table: TableSchema, transactions: Sequence[Transaction]) -> pa
 class PlainTarget:
     """A target that is a list.
 
-    Applies outcomes one row at a time, and answers lookups by looking at every row.
+    Applies outcomes one row at a time, and answers lookups by a scan of all rows.
     """
 
     def __init__(self, layout: Layout, rows: Sequence[Record]) -> None:

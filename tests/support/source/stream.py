@@ -87,9 +87,9 @@ class RunningQuery:
         return str(error)
 
     def finish(self) -> None:
-        """Stop, once Spark has written down that the last batch is done.
+        """Stop after Spark has recorded the last batch as committed.
 
-        Stopped before that, it would rightly repeat it.
+        Before that, Spark would repeat the batch.
         """
         last = self.checkpoint / "commits" / str(self.batches[-1].number)
         self.wait_for(last.exists, f"commit of batch {last.name}")
