@@ -359,7 +359,7 @@ class EpochApplier:
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
         """Tables whose changes arrive under another name, with the reason.
 
-        Resyncs are ordered before anything is applied.
+        Orders their resyncs before any change is applied.
         """
         statuses, targets = self.tables.statuses, self.tables.targets
         live = {

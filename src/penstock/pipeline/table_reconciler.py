@@ -262,10 +262,11 @@ class TableReconciler:
         selection: Selection,
         orders: TableOverrides,
     ) -> None:
-        """Fail tables with missing changes (`left`) or with changes that do not identify their rows
+        """Fail tables with missing changes (`interrupted`) or with changes that do not identify their rows
         (`unidentified`).
 
-        Not a table that is being resynced, and not another table of the same name, which epochs handle.
+        Two kinds of tables are skipped: tables that are being resynced, and tables that another table of the
+        same name replaced, which the epochs handle.
         """
         oids = self.tables.oids
         for name, table in selection.tables.items():

@@ -78,9 +78,7 @@ class Tables:
     unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
     """Tables whose target could not be read, with the error."""
     unpublished: set[TableName] = field(default_factory=set)
-    """Tables that are captured only from now on. If an earlier run left an unfinished snapshot of such a
-    table, changes after its fence are missing.
-    """
+    """Tables captured only from now on: an earlier, unfinished snapshot of them lacks changes."""
     gone: dict[TableName, str] = field(default_factory=dict)
     """Tables that the source dropped, with the reason; some of their changes may not be applied yet."""
     seen_at: Position | None = None
@@ -162,9 +160,7 @@ class Selection:
         ]
 
     def knows(self, name: TableName) -> bool:
-        """Whether the source has the table. For a routed table: whether it has the members, even if their
-        schemas differ.
-        """
+        """Whether the source has the table or, for a routed table, the members, even with other schemas."""
         return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
 
     @property

@@ -1,8 +1,8 @@
 """The current catalog: tables, columns, primary keys, types, and the identity of columns across schema
 changes.
 
-Used to choose tables, to plan snapshots, and to check where the schema changes of the log must have ended.
-Never used to decode the log: its own Relation messages describe past schemas.
+It is used to choose tables, to plan snapshots, and to check which schema the stream must reach. It is never
+used to decode the stream, whose Relation messages describe past schemas.
 
 `ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of every stored value without a
 record in the log. A new label changes no stored value, nor does renaming an attribute, since the text of a

@@ -55,10 +55,10 @@ class Pace:
     each with its acknowledgement; a client that lets some milliseconds of data queue up gets blocks, at up to
     twice the rate and with less CPU on both sides. So a busy stream is read in batches with pauses between
     them, and a quiet one shortly after it becomes readable, when a small transaction has usually arrived
-    completely. With a steady flow of small transactions, a batch is read every few milliseconds: it costs the
-    same for several as for one.
+    completely. With a steady flow of small transactions, a batch is read every few milliseconds, since
+    reading several transactions costs the same as reading one.
 
-    The place of the queue depends on the transport. On the loopback address it must be the server's send
+    Where the data queues up depends on the transport. On the loopback address it must be the server's send
     buffer: a small receive buffer closes the TCP window early, and reading opens and refills it in one call.
     From another machine, refilling takes a round trip, so the queue is the receive buffer, which the system
     enlarges, and the pause is short enough that it does not fill up. The buffer of a Unix socket is too small

@@ -1,7 +1,7 @@
-"""A reference table at any version since its oldest retained one: row versions indexed by key.
+"""A reference table at any version that is still retained: row versions indexed by key.
 
-Two keys are equal if SQL would consider them equal, as far as the decoder can tell. A value that its type
-cannot hold is represented by its exact text. Null equals nothing, so a key with a null is None.
+Two keys are equal if they are equal in SQL, as far as the decoder can tell. A value that its type cannot hold
+is represented by its exact text. Null equals nothing, so a key with a null is None.
 
 Rows are stored in a few Arrow pieces, each larger than all later ones together. So adding a row copies
 little, and reading a few rows touches only their pieces. A key leads to its newest state, and each state to

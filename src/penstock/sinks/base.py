@@ -184,10 +184,10 @@ first. In that case the rows are not read. Runs on an executor.
 def rewound_error(
     place: str, table: TableName, applied: Position | None, known: Position
 ) -> TargetRewoundError:
-    """The error for a target that holds less than this run has applied: it was dropped, replaced or restored
-    to an older version.
+    """The error for a target that lacks changes which this run has applied: it was dropped, replaced or
+    restored to an older version.
 
-    The missing changes have been released, so only a resync can restore them.
+    The source has released these changes, so the table needs a resync.
     """
     holds = (
         "does not exist, or its first snapshot did not finish"

@@ -234,8 +234,8 @@ def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored
 
 
 def _ends(values: Values, codes: Rows) -> Rows:
-    """The last changes of rows that the target has under keys where a later row, with missing values, was
-    also deleted.
+    """The last change of each row that the target has under a key whose later row was also deleted in the
+    epoch, with values missing.
 
     A filter may have left that later row out of the target.
     """

@@ -122,9 +122,9 @@ class Mode(StrEnum):
 
     @property
     def live_flag(self) -> Flag | None:
-        """What marks the rows that the source has now.
+        """The flag of rows that the source has now.
 
-        With None, `verify` compares all rows with the source, except those of a log.
+        If it is None, `verify` compares all rows with the source, except those of a log.
         """
         return Flag(DELETED, False) if self is Mode.SOFT_DELETE else self.current_flag
 

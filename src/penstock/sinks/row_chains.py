@@ -85,10 +85,10 @@ class RowChains:
         return self._order[self._start[self._place[rows]]]
 
     def sources(self, rows: Rows, column: str | None = None) -> Rows:
-        """The change that carries the value that the row has right after each of `rows`, or had before a
-        delete; -1: none in the epoch.
+        """For each of `rows`, the change that carries the row's value right after it (for a delete, right
+        before it); -1 if no change of the epoch does.
 
-        Without `column`: for all columns that are not in `incomplete_columns`.
+        Without `column`, the result applies to all columns that are not in `incomplete_columns`.
         """
         travelled = ~self.is_delete
         if column in self._unchanged:

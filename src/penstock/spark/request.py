@@ -1,7 +1,7 @@
-"""Parse the options of one use of the source, and read what is available.
+"""Parse the options of one use of the source, and run queries until all available changes are read.
 
-From Spark 4.2 on, `Trigger.AvailableNow` does the latter. Spark 4.1 runs exactly one batch of a Python source
-under that trigger, and after a crash only the failed one; there the query is repeated until a run finds
+Spark 4.2 and later do that with `Trigger.AvailableNow`. Under that trigger, Spark 4.1 runs exactly one batch
+of a Python source, and after a crash only the failed one. There the query is repeated until a run finds
 nothing up to the source's position at the first start.
 """
 

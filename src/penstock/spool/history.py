@@ -87,7 +87,7 @@ class SchemaHistory:
     def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
         """The keys, by OID, of tables with changes up to `position`.
 
-        Later versions may be left by a crash before a seal.
+        Later versions are ignored: a crash before a seal may have left them.
         """
         schemas = {oid: self.at(oid, position) for oid in self.tables}
         return {oid: schema.key for oid, schema in schemas.items() if schema is not None}

@@ -153,7 +153,7 @@ def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = Non
 
 
 def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None = None) -> Outcome:
-    """Transform changes in commit order: the source's columns, then `METADATA_FIELDS`.
+    """Transform changes, which are in commit order and have the source's columns, then `METADATA_FIELDS`.
 
     Pass all changes of an epoch if a result depends on values that some changes lack.
     """

@@ -315,9 +315,9 @@ class SchemaTracker:
         self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool
     ) -> bool:
         """Whether the observed schema is still current. If the table was altered since the observation, later
-        epochs may have changes of the observed schema.
+        epochs may still have changes of the observed schema.
 
-        If the epoch has changes, their schema takes precedence.
+        The schema of the epoch's own changes takes precedence over it.
         """
         if not is_same_shape(seen, shape.schema):
             self._observations.forget(target.table)

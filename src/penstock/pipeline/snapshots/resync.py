@@ -257,14 +257,14 @@ class Resyncs:
     def _copy_again(self, name: TableName) -> None:
         """Drop the shadow.
 
-        The operator's or pipeline's order to resync stays, so another copy starts after the pause.
+        The resync request of the operator or the pipeline stays, so another copy starts after the pause.
         """
         self._ready.pop(name)
         self._drop(name)
         self._pausing.add(name)
 
     def may_begin(self, name: TableName) -> bool:
-        """Whether a copy of this table may start: none is in progress, and no pause has to be waited for."""
+        """Whether a copy of this table may start: no copy is in progress, and no pause is active."""
         return name not in self._sinks and self._attempts.is_due(name)
 
     def _handle(self, name: TableName, error: Exception) -> None:

@@ -83,10 +83,10 @@ def _position(address: SourceAddress) -> Position:
 
 
 def _advance(request: BarrierRequest, address: SourceAddress, tell: Tell) -> OnWait:
-    """Move the barrier while the snapshot waits for open transactions.
+    """Move the barrier forward while the snapshot waits for open transactions.
 
-    The snapshot's position will be after everything in the WAL at the last query, because a transaction that
-    the snapshot waits for has not ended.
+    Such a transaction has not ended yet, so the snapshot's position will be after the end of the WAL as of
+    the last query.
     """
     reached = [_position(address)]
 

@@ -292,8 +292,8 @@ def _updated(name: str, value: str) -> str:
 
 
 def _inserted(name: str, value: str) -> str:
-    """Raise for a value that only the target could have, if the target has no such row. It must not become
-    NULL.
+    """Raise an error for a value that only the target can have, if the target lacks the row: the value must
+    not become NULL.
     """
     return f"CASE WHEN {_is_kept(name)} THEN raise_error({_MISSING}) ELSE {value} END"
 
@@ -520,10 +520,10 @@ def _carried(index: int, name: str, by_chain: WindowSpec) -> Column:
 
 
 def _join_chains(chained: DataFrame) -> DataFrame:
-    """Let changes after a key change with unchanged values continue the chain before it.
+    """Join the chains before and after each key change with unchanged values.
 
-    Each such key change is an edge from one chain to the previous one, of four numbers. The driver follows
-    the edges, and one join then gives the changes the start of their chain.
+    Each such key change is an edge from one chain to the previous one, stored as four numbers. The driver
+    follows the edges; one join then assigns to each change the start of its chain.
     """
     moved = chained.where((F.col(CHANGE_TYPE) == ChangeType.INSERT) & F.col(UNCHANGED).isNotNull())
     ended = chained.where(F.col(CHANGE_TYPE) == ChangeType.DELETE)
@@ -581,7 +581,7 @@ def _op() -> Column:
 def replacements(
     session: SparkSession, columns: pa.Schema, key: Sequence[str], changed: ChangedRows
 ) -> DataFrame:
-    """The rows to insert, and with `_there` the keys to delete."""
+    """The rows to insert, and the keys to delete, which have `_there`."""
     struct = from_arrow_schema(row_schema(columns), prefer_timestamp_ntz=True)
     matches = [name for at in range(len(key)) for name in (match_column(at), match_text_column(at))]
     keys = session.read.parquet(changed.keys).select(*matches, F.lit(True).alias(THERE))
