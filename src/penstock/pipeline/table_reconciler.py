@@ -483,7 +483,7 @@ class TableReconciler:
         )
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
-        """A table that was paused before its snapshot is added as a new one."""
+        """Resume a table. If it was paused before its snapshot, it is added as a new table."""
         if status.applied is not None:
             self.tables.resume(name)
         else:

@@ -98,7 +98,7 @@ class ReferenceCopy:
         if state.identity != self._identity:
             raise ReferenceStoreError(
                 f"the reference table in {self._directory} was copied again while a query joined with it",
-                hint="restart the query; one that joins as of commits needs a new checkpoint too",
+                hint="restart the query; with as_of_commit it needs a new checkpoint too",
             )
         return state
 

@@ -204,8 +204,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
 
     @override
     def settled(self) -> Position:
-        """The lowest released position of the other consumers of the spool. Without any, a consumer may start
-        soon and need everything.
+        """The lowest released position of the other consumers of the spool. Zero if there are none, because
+        a consumer may start soon and need everything.
         """
         others = [
             position

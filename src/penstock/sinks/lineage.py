@@ -10,7 +10,7 @@ names are. Otherwise the numbers are unknown: equal names prove nothing.
 
 All functions are pure. A DDL message is in the transaction that altered the table. Between two transactions,
 the last message gives the columns. Within a transaction, the order of messages and changes is unknown, so a
-statement must hold for all possible orders.
+result counts only if it is the same for all possible orders.
 """
 
 from __future__ import annotations

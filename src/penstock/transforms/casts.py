@@ -1,6 +1,6 @@
 """Casts of column values, and values as plain text.
 
-A value that the new type cannot hold is never rounded, truncated or set to null: its row is rejected.
+A value that the new type cannot hold is never rounded, truncated or set to null; its row is rejected.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ChunkTask:
 def chunk_writer(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
 ) -> Callable[[ChunkTask], SnapshotFile]:
-    """Sent to executors."""
+    """A function that reads a chunk and writes its file. Sent to executors."""
 
     def write(task: ChunkTask) -> SnapshotFile:
         return write_chunk(address, snapshot, task, reject_inexact=reject_inexact)
