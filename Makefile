@@ -73,7 +73,7 @@ bench-snapshot: install ## Snapshot speed beside COPY, DuckDB and Spark's JDBC r
 	$(BIN)/python -m benchmarks.snapshot $(BENCH_ARGS)
 
 .PHONY: bench-tables
-bench-tables: install ## How long a start takes with 1,000 tables
+bench-tables: install ## Start time with 1,000 tables
 	$(BIN)/python -m benchmarks.many_tables
 
 .PHONY: bench-add-table
@@ -108,7 +108,7 @@ bench-memory: install ## Memory of a running pipeline over 1,000 epochs of 300 t
 	$(BIN)/python -m benchmarks.memory $(BENCH_ARGS)
 
 .PHONY: bench-idle
-bench-idle: install ## What a capture costs that has nothing to do; a minute
+bench-idle: install ## CPU time of an idle capture; a minute
 	$(BIN)/python -m benchmarks.idle
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ test-verify: install ## verify under a hundred rounds of writes, and in a millio
 	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py tests/integration/pipeline/test_verify_running.py $(PYTEST_ARGS)
 
 .PHONY: test-kills
-test-kills: install ## Somebody is killed 20 times in a snapshot of two million rows, and 20 times in a run; half an hour
+test-kills: install ## Kill a process 20 times in a snapshot of two million rows, and 20 times in a run; half an hour
 	PENSTOCK_TEST_KILLS=20 $(BIN)/python -m pytest tests/recovery/test_kill_snapshot.py tests/recovery/test_kill.py -s $(PYTEST_ARGS)
 
 # pytest itself fails when it selects no test.

@@ -1,1 +1,1 @@
-"""Measurements. Each module is run by itself, and compares contenders within one run on one machine."""
+"""Benchmarks. Each module is a program that compares contenders within one run on one machine."""

@@ -1,8 +1,7 @@
-"""A table of a million rows is added to a running pipeline under load. `make bench-add-table`.
+"""A table of a million rows is added to a running pipeline under load: `make bench-add-table`.
 
-What the other table's readers see of it: how far its target lies behind, by commit time, before, while and
-after the new one is copied. Then both tables are compared with their source, beside the pipeline and the
-load.
+Measures the lag of another table, by commit time, before, during and after the copy of the new one. At the
+end both tables are compared with their source, while pipeline and load continue.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TRANSACTION_ROWS = 10
 
 
 class Load(threading.Thread):
-    """Inserts and updates in the table that is there from the beginning, at a steady rate."""
+    """Inserts into and updates of the first table, at a steady rate."""
 
     def __init__(self, dsn: str, transactions_per_second: int) -> None:
         super().__init__(name="load", daemon=True)
@@ -53,7 +52,7 @@ class Load(threading.Thread):
 
 
 class Lag(threading.Thread):
-    """Samples how far the pipeline is behind, once a second."""
+    """Samples the lag of the pipeline once a second."""
 
     def __init__(self, config: Path) -> None:
         super().__init__(name="lag", daemon=True)

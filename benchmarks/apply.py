@@ -1,9 +1,9 @@
 """From the WAL through Spark into tables: `python -m benchmarks.apply`, or `make bench-apply`.
 
-First a backlog that each contender reads from a slot of its own, as in `benchmarks.capture`: pg_recvlogical
-and Debezium's engine, which throw it away, and pipelines into Delta and Iceberg mirrors, which hold it
-afterwards. Then how soon a commit is in the table at a steady rate, and what of that depends on the size of
-the table. Only the ratios within one run say something.
+The first part applies a backlog, which each contender reads from a separate slot, as in `benchmarks.capture`.
+pg_recvlogical and Debezium's engine discard it; pipelines write it to Delta and Iceberg mirrors. The second
+part measures the latency from commit to table at a steady rate, for tables of different sizes. Only ratios
+within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class _Backlogs:
         console, source = self._console, self._source
         with console.status(f"{case.title}: preparing"):
             source.prepare(case, _TABLE_ROWS)
-            # One for each round, since a target takes in a backlog once; one more, since the first finds a
-            # session that has done nothing.
+            # One for each round, since a backlog is applied to a target once, and one for warming up the
+            # session.
             mirrors = {sink: [self._copied(sink) for _ in range(rounds + 1)] for sink in SINKS}
             source.load(case, case.rows)
         wal_bytes = source.slot_backlog_bytes()
@@ -171,7 +171,7 @@ def _title(sink: str) -> str:
 
 
 def _goals(case: Case, measured: Mapping[str, Sequence[Measurement]]) -> list[Goal]:
-    """The demands are on inserts; of the others the same ratios are told."""
+    """The goals apply to inserts; the same ratios of other workloads are only reported."""
     is_demand = case.name == "inserts"
     goals = []
     for sink in SINKS:

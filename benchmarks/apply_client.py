@@ -1,10 +1,10 @@
-"""One Spark session with pipelines in it, for `benchmarks.apply`: each line of JSON on standard input is a
-thing to do, each answer a line.
+"""One Spark session with pipelines, for `benchmarks.apply`. Each line of JSON on standard input is a request;
+each response is one line.
 
-`copy` makes the targets. `drain` runs a pipeline until it holds what has committed, and times that: from the
-call of `run` to the record of the epoch that holds the last of it; CPU is that of the driver, the JVM and its
-Python workers together, the capture among them. `follow` runs one until the next line comes, and tells when
-each epoch was recorded.
+`copy` creates the targets. `drain` runs a pipeline until it has applied everything committed so far, and
+measures the time from the call of `run` to the record of the epoch with the last change. CPU is the sum of
+driver, JVM and Python workers, including the capture. `follow` runs a pipeline until the next line arrives,
+and reports the time at which each epoch was recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class _Clock(PipelineObserver):
-    """Stops with the epoch that reaches `goal`, while all processes are still there whose CPU counts."""
+    """Stops at the epoch that reaches `goal`, while all measured processes still run."""
 
     def __init__(self, goal: Position) -> None:
         self._goal = goal
@@ -59,7 +59,7 @@ class _Clock(PipelineObserver):
 
 
 class _Epochs(PipelineObserver):
-    """When each epoch was there for readers, or a moment later."""
+    """The time at which each epoch became visible to readers, or a moment later."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()

@@ -1,6 +1,4 @@
-"""How soon a commit is in the table, while small transactions come at a steady rate; and what an epoch
-takes.
-"""
+"""Latency from commit to table for small transactions at a steady rate, and the duration of an epoch."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """One load: transactions that insert or update one row each, in a table that has `table_rows` at
-    first.
+    """One load: transactions that insert or update one row each, in a table with `table_rows` rows at the
+    start.
     """
 
     name: str
@@ -42,7 +40,7 @@ class Steady:
     updates: bool
     table_rows: int
     most_seconds: float | None
-    """What the median may be."""
+    """Limit of the median."""
 
 
 STEADY: Sequence[Steady] = (
@@ -95,17 +93,17 @@ class Visible:
     transactions_per_second: float
     epochs: int
     epoch_seconds: float
-    """Of the median epoch, without the wait for it."""
+    """Duration of the median epoch, without the wait before it."""
     epoch_rows: float
     cpu_share: float
-    """Of one core: driver, JVM, workers and capture together."""
+    """Fraction of one core: driver, JVM, workers and capture together."""
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
 
 
 class _Looks(threading.Thread):
-    """Looks every now and then how far the log has got: what has committed by then lies before that place."""
+    """Samples the WAL position and the time, to map positions to times."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(name="looks", daemon=True)
@@ -168,8 +166,8 @@ def _visible(
 
 
 def _write(dsn: str, case: Steady, first: int, seconds: float) -> float:
-    """In the server, so that the client takes nothing from those who are measured; gives the rate that it
-    was.
+    """Run the load in the server, so that the client takes no CPU time from the contenders. Returns the
+    actual rate.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
         call = "CALL bench.write_steadily(%s, %s, %s, %s, NULL)"

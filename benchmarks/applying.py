@@ -1,4 +1,4 @@
-"""Our pipelines as contenders: they drain a backlog into tables, on a Spark session that is there already."""
+"""Penstock pipelines as contenders: they apply a backlog to tables, on a running Spark session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SINKS = ("delta", "iceberg")
 
 
 class SparkClient:
-    """A process with a Spark session, which does one thing after the other."""
+    """A process with a Spark session, which executes requests one after the other."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -53,7 +53,7 @@ def spark_client() -> Iterator[SparkClient]:
 
 
 class Mirror:
-    """A pipeline of its own for one table, with targets in a directory of its own."""
+    """A separate pipeline for one table, with a separate target directory."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Mirror:
         self._slot = f"penstock_{name}"
 
     def copy(self) -> None:
-        """Make the target what the source holds now. From then on the slot keeps what happens."""
+        """Copy the source to the target. From then on the slot keeps all changes."""
         self._client.do({"do": "copy", "config": self.config})
 
     def drain(self, rows: int) -> Measurement:
@@ -94,7 +94,7 @@ class Mirror:
 
     @contextmanager
     def following(self) -> Iterator[dict[str, Any]]:
-        """Run for the time of the block; then the dictionary has what became of it."""
+        """Run during the block; afterwards the dictionary has the result."""
         report: dict[str, Any] = {}
         self._client.do({"do": "follow", "config": self.config})
         try:

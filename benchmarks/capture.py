@@ -1,8 +1,8 @@
 """Capture speed beside pg_recvlogical and Debezium: `python -m benchmarks.capture`.
 
-One server, one load, one stretch of WAL; every contender reads it from a slot of its own, over TCP on the
-loopback address, in turn, several times. Only the ratios within one run say something: the machine is part of
-the figures.
+One server, one load, one range of WAL. Every contender reads it from a separate slot, over TCP on the
+loopback address, in turn, several times. Only ratios within one run are meaningful, because the figures
+depend on the machine.
 """
 
 from __future__ import annotations

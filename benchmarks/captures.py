@@ -1,9 +1,9 @@
-"""The ways of learning of changes, beside each other: `python -m benchmarks.captures`.
+"""Comparison of the capture methods: `python -m benchmarks.captures`.
 
-Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit
-to the change in the hands of a Python program; load is what all processes of the server use of a core, less
-what the updates alone use in the same round. What it costs whoever changes a row is seen from how long an
-update takes. Each is measured several times, in turn, and the figures are medians.
+Each follows one table of many rows while single rows are updated at a steady rate. Latency is measured from
+the commit until a Python program has the change. Load is the CPU time of all server processes, minus that of
+the updates alone in the same round. The cost for writers is the duration of an update. Each method is
+measured several times, in turn; the figures are medians.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ def main() -> None:
 def _round(
     source: BenchSource, arguments: argparse.Namespace, number: int, console: Console
 ) -> dict[str, Figures]:
-    """Every one once, and in the next round in the other order, so that none has the better place in all of
-    them.
-    """
+    """Each method once per round, in alternating order, so that none always has the better place."""
     measured = {}
     for name in in_turn([_NONE, *CAPTURES], number):
         with console.status(f"round {number + 1} of {arguments.rounds}, {name}"):
@@ -173,8 +171,8 @@ def _table(medians: dict[str, Figures], arguments: argparse.Namespace) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds: from a commit to its change, of each update, of one statement for many rows; and of the
-    server's processors.
+    """Seconds: latency of each change, duration of each update and of one statement for many rows, CPU time
+    of the server.
     """
 
     latencies: list[float]
@@ -183,7 +181,7 @@ class Measured:
     cpu: float
 
     def figures(self, alone: float, seconds: int) -> Figures:
-        """`alone` is what the server's processors did without a capture."""
+        """`alone` is the server's CPU time without a capture."""
         costs = {"update_p50_seconds": statistics.median(self.updates), "bulk_seconds": self.bulk}
         if not self.latencies:
             return costs
@@ -221,8 +219,8 @@ def _measure(source: BenchSource, make: Make | None, rate: int, seconds: int) ->
 
 
 def _prepare(dsn: str, rows: int) -> None:
-    """A new table for each: nobody vacuums here, and whoever came later would read what all before it have
-    left.
+    """A new table for each method: autovacuum is off, so a later method would read the dead rows of earlier
+    ones.
     """
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_CREATE.format(rows=rows).encode())
@@ -231,7 +229,7 @@ def _prepare(dsn: str, rows: int) -> None:
 
 
 def _clear(dsn: str) -> None:
-    """A slot or triggers that stayed would weigh on whoever is measured next."""
+    """A remaining slot or trigger would slow down the next method."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     with psycopg.connect(dsn, autocommit=True) as connection:
         while connection.execute("SELECT 1 FROM pg_replication_slots WHERE active").fetchone():
@@ -251,7 +249,7 @@ def _update_many(dsn: str) -> float:
 
 @contextmanager
 def _updates(dsn: str, rate: int) -> Iterator[list[float]]:
-    """Gives how many seconds each took, so far."""
+    """Returns the durations so far, in seconds."""
     over, took = Event(), list[float]()
 
     def update() -> None:

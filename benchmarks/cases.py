@@ -1,4 +1,4 @@
-"""What is captured in a benchmark: some tables, and the changes made to them."""
+"""Workloads of the benchmarks: tables, and the changes made to them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SCRIPTS = Path(__file__).parent / "sql"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`change` is the function that is called once in each transaction, for some keys; `seed` in the same way
-    before the slots are made.
+    """`change` is called once in each transaction, with a range of keys; `seed` is called in the same way
+    before the slots are created.
     """
 
     name: str
     title: str
     rows: int
-    """As many as take some seconds to read."""
+    """Enough to take some seconds to read."""
     script: str
     change: str
     seed: str | None = None
@@ -50,4 +50,4 @@ BACKLOGS: Sequence[Case] = (
     ),
     Case("updates", "updates over 1 M keys", 200_000, "orders", "scatter_orders", seed="insert_orders"),
 )
-"""What a pipeline drains. The table that they meet has a million rows, where it is not empty."""
+"""Workloads that pipelines apply. The table has a million rows or is empty at the start."""

@@ -1,6 +1,7 @@
-"""The client processes of the benchmarks: each reads one slot to the end, and prints what that took as JSON.
+"""The client processes of the benchmarks.
 
-The clock starts when everything is imported and connected and the stream begins, and stops with the last row.
+Each reads one slot to the end, and prints its figures as JSON. The clock starts when everything is imported
+and connected and the stream begins, and stops at the last row.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Watch:
 
 
 class _Ages:
-    """How old changes are when they are seen, by the commit timestamps of their transactions."""
+    """The age of changes when the client has them, by the commit timestamps of their transactions."""
 
     def __init__(self) -> None:
         self._parts: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
@@ -133,7 +134,7 @@ def arrow_latency(dsn: str, slot: str, rows: int) -> dict[str, float]:
 
 
 def spool_latency(dsn: str, slot: str, rows: int) -> dict[str, float]:
-    """As a pipeline does, it reads every segment and then releases it."""
+    """Reads every segment and then releases it, as a pipeline does."""
     ages = _Ages()
     with _capture(dsn, slot) as (capture, spool):
         _say_ready()
@@ -155,7 +156,7 @@ def spool_latency(dsn: str, slot: str, rows: int) -> dict[str, float]:
 
 
 def idle(dsn: str, slot: str, rows: int) -> dict[str, float]:
-    """Nothing comes; `rows` is how many seconds to wait for it."""
+    """An idle stream; `rows` is the number of seconds to wait."""
     with _capture(dsn, slot):
         _say_ready()
         watch = _Watch()
@@ -164,7 +165,7 @@ def idle(dsn: str, slot: str, rows: int) -> dict[str, float]:
 
 
 def _seals(capture: SpoolCapture) -> Iterator[Position]:
-    """The end of the spool, each time that it has moved."""
+    """The end of the spool, each time it moves."""
     end = capture.end or Position.ZERO
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Who is measured. Each reads one slot over TCP, in a process of its own."""
+"""The contenders. Each reads one slot over TCP, in a separate process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from benchmarks.source import BenchSource, ServerCpu
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reading of all changes.
-
-    `rows` came, and the CPU of the client was used, in the time that was measured.
-    """
+    """One run that reads all changes: rows, time, and CPU time of the client."""
 
     rows: int
     wall_seconds: float
@@ -41,14 +38,14 @@ class Contender(Protocol):
 
     @property
     def timed(self) -> str:
-        """What the clock covers, for the reader of the table."""
+        """Describes the measured interval, for readers of the results."""
         ...
 
     def measure(self, source: BenchSource, rows: int) -> Measurement: ...
 
 
 class PgRecvlogical:
-    """The reference: it throws everything away."""
+    """The reference, which discards everything."""
 
     name = "pg_recvlogical → /dev/null"
     timed = "the start of the process to its end"
@@ -57,7 +54,7 @@ class PgRecvlogical:
         return self._run(source, rows, empty=False)
 
     def measure_start_up(self, source: BenchSource) -> Measurement:
-        """The same on a slot with nothing to read: what of its time is not reading."""
+        """The same on an empty slot: the time that is not spent on reading."""
         return self._run(source, 0, empty=True)
 
     def _run(self, source: BenchSource, rows: int, *, empty: bool) -> Measurement:
@@ -83,7 +80,7 @@ class PgRecvlogical:
 
 @dataclass(frozen=True, slots=True)
 class Penstock:
-    """One of our own clients, which holds the clock itself."""
+    """One of our own clients, which measures the time itself."""
 
     name: str
     client: str

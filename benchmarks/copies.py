@@ -1,6 +1,6 @@
-"""Who copies the table, and how each is measured.
+"""The contenders that copy a table, and their measurement.
 
-All over TCP, with the same number of connections, in turn.
+All use TCP and the same number of connections, in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BEYOND = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Copy(Measurement):
-    """`bytes` is what was written."""
+    """`bytes` is the size of the written files."""
 
     bytes: int = 0
 
@@ -45,7 +45,7 @@ class Copier(Protocol):
 
     @property
     def timed(self) -> str:
-        """What the clock covers, for the reader of the table."""
+        """Describes the measured interval, for readers of the results."""
         ...
 
     def copy(self, source: BenchSource, rows: int, directory: Path) -> Copy: ...
@@ -53,7 +53,7 @@ class Copier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PsqlCopy:
-    """The reference: `COPY` in its text format, thrown away by psql."""
+    """The reference: `COPY` in text format, discarded by psql."""
 
     connections: int
     timed = "the start of psql to its end"
@@ -104,7 +104,7 @@ class DuckCopy:
 
 
 class SparkSessionProcess:
-    """One session, for the time of a `with` block, that all copies through Spark share."""
+    """One session that all copies through Spark share during a `with` block."""
 
     def __init__(self, source: BenchSource, rows: int, directory: Path) -> None:
         options = {

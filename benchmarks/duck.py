@@ -1,8 +1,8 @@
-"""DuckDB's Postgres scanner as a contender, in a process of its own: `python -m benchmarks.duck`.
+"""DuckDB's Postgres scanner as a contender, in a separate process: `python -m benchmarks.duck`.
 
-It and its extension come in wheels, which are fetched once into a directory beside this repository's other
-caches and never installed. The network may be missing: then `Unavailable` says so, and the others are
-measured without it.
+DuckDB and its extension are in wheels, which are downloaded once into a cache directory of this repository
+and never installed. Without a network, `Unavailable` says so, and the other contenders are measured without
+DuckDB.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXTENSION = f"duckdb_extension_postgres_scanner/extensions/v{VERSION}/postgres_
 
 
 def ensure_duckdb() -> None:
-    """Fetched; raises `Unavailable`."""
+    """Download it. Raises `Unavailable`."""
     if _CACHE.exists():
         return
     draft = _CACHE.with_suffix(".draft")
@@ -61,7 +61,7 @@ def _copy(dsn: str, table: str, directory: Path, threads: int) -> dict[str, floa
         session.execute(f"LOAD '{_CACHE / _EXTENSION}'")
         wall, cpu = time.perf_counter(), time.process_time()
         session.execute(f"ATTACH '{dsn}' AS source (TYPE postgres, READ_ONLY)")
-        # As fast as it can: each thread writes a file of its own.
+        # Fastest: each thread writes a separate file.
         session.execute(f"COPY (FROM source.{table}) TO '{directory}' (FORMAT parquet, PER_THREAD_OUTPUT)")
         report = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
     return report | {"rows": sum(pq.read_metadata(path).num_rows for path in directory.rglob("*.parquet"))}

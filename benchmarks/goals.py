@@ -1,4 +1,4 @@
-"""What capture is held to, as ratios within one run; said after the tables, kept in the results."""
+"""Goals of the benchmarks, as ratios within one run. Printed after the tables and stored in the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Goal:
     text: str
     measured: float
     is_met: bool | None
-    """None where nothing is demanded, and the figure is for the reader."""
+    """None if there is no goal and the figure is only reported."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -36,13 +36,13 @@ def median_rate(measured: Sequence[Measurement]) -> float:
 
 
 def median_cpu(measured: Sequence[Measurement]) -> float:
-    """Of the client, for one row."""
+    """CPU time of the client for one row."""
     return statistics.median(each.client_cpu_seconds / each.rows for each in measured)
 
 
 def rate_goals(case: str, measured: Rounds) -> Iterator[Goal]:
-    """The demands are on inserts of ten columns; of the others, and beside a warm Debezium, the same ratios
-    are told.
+    """The goals apply to inserts of ten columns. The same ratios of other workloads, and to a warm Debezium,
+    are only reported.
     """
     ours, reference = measured[ARROW.name], measured[REFERENCE.name]
     is_demand = case == "inserts"
@@ -72,7 +72,7 @@ def latency_goals(measured: Mapping[str, Latency]) -> Iterator[Goal]:
 def transaction_goals(
     name: str, *, peak_bytes: int, spooled_rows: int, expected_rows: int, left: int
 ) -> Iterator[Goal]:
-    """Of a capture while one large transaction came. `left`: files of transactions that are over."""
+    """Figures of a capture during one large transaction. `left`: remaining files of ended transactions."""
     yield Goal(
         f"{name}: peak memory ≤ {_MOST_CAPTURE_BYTES >> 20} MiB",
         peak_bytes / (1 << 20),
@@ -83,7 +83,7 @@ def transaction_goals(
 
 
 def start_goal(tables: int, seconds: float) -> Goal:
-    """The demand is on a thousand tables; of more, the time is told."""
+    """The goal applies to a thousand tables; for more tables the time is only reported."""
     text = f"{tables:,} tables, from nothing to a row of each in the spool, ≤ {_MOST_START_SECONDS:.0f} s"
     return Goal(text, seconds, seconds <= _MOST_START_SECONDS if tables <= _MANY_TABLES else None)
 
@@ -93,5 +93,5 @@ def idle_goal(name: str, share: float) -> Goal:
 
 
 def exit_code(goals: Sequence[Goal]) -> int:
-    """Of a benchmark: 1 if a demand was not met."""
+    """The exit code of a benchmark: 1 if a goal was missed."""
     return int(any(goal.is_met is False for goal in goals))

@@ -1,8 +1,7 @@
-"""What a capture costs that has nothing to do: `python -m benchmarks.idle`.
+"""CPU time of an idle capture: `python -m benchmarks.idle`.
 
-A process of its own follows a slot to the spool. Twice: in a database where nothing happens, and in one where
-everything that happens is in tables that are not published. It must use at most a fiftieth of a core; else
-the exit code is 1.
+A separate process captures a slot into a spool, once in an idle database, and once in a database where all
+changes are in unpublished tables. It must use at most a fiftieth of a core; otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _ROWS = (
       repeat('x', (i % 50)::int), now()
     FROM generate_series(1, {rows}) i""",
 )
-# One body does not travel, and of a key change it does not either.
+# One document is unchanged TOAST, and so is that of the key change.
 _UPDATE_DOCUMENTS = (
     "UPDATE public.large SET body = repeat(md5(id::text || 'x'), 32768) WHERE id > 1",
     "UPDATE public.large SET note = 'second' WHERE id = 1",
@@ -183,7 +183,7 @@ def _penstock(command: str, config: Path, timeout: float) -> int | None:
 
 
 class _Workers(threading.Thread):
-    """Looks at the Python workers below a process, several times a second."""
+    """Samples the Python workers below a process, several times a second."""
 
     def __init__(self, root: int) -> None:
         super().__init__(name="workers", daemon=True)
@@ -217,7 +217,7 @@ def _descendants(root: int) -> list[int]:
 
 
 def _worker_bytes(pid: int) -> int:
-    """The most that a Python worker of Spark had; 0 of any other process."""
+    """Peak memory of a Python worker of Spark; 0 for any other process."""
     try:
         if (
             b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes()

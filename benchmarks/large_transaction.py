@@ -1,8 +1,8 @@
-"""What a transaction of any size costs the capture: `python -m benchmarks.large_transaction`.
+"""Memory of a capture during a large transaction: `python -m benchmarks.large_transaction`.
 
-A process of its own captures one transaction of many rows, then another that is rolled back at its end. Its
-memory must stay below a gigabyte, every row that committed must be in the spool once, and nothing may be left
-of what was rolled back; else the exit code is 1.
+A separate process captures one transaction of many rows, then another one that is rolled back at its end. Its
+memory must stay below a gigabyte, every committed row must be in the spool once, and no file of the rolled
+back transaction may remain; otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _measure(dsn: str, spool: Path, rows: int, *, commits: bool, is_live: bool) 
                 _write(connection, rows, commits=commits)
             connection.execute("INSERT INTO public.large VALUES (0, 0, '', 0, NULL, now())")
             (position,) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
-            # So that the log goes on past that position.
+            # Moves the WAL past that position.
             connection.execute("CREATE TABLE IF NOT EXISTS public.unpublished (id int)")
             report = _ask(process, str(position))
             seconds = time.monotonic() - started
@@ -174,7 +174,7 @@ def _ask(process: subprocess.Popen[str], position: str) -> dict[str, Any]:
 
 
 def _follow(dsn: str, slot: str, spool: str) -> None:
-    """Capture until the position that stands on the first line of the input, and tell what it took."""
+    """Capture until the position on the first line of the input, and print the figures."""
     settings = CaptureSettings(
         SourceAddress.parse(dsn), slot, "large", Path(spool), limits=CaptureLimits(quiet_seconds=0.2)
     )
@@ -190,7 +190,7 @@ def _follow(dsn: str, slot: str, spool: str) -> None:
 
 
 def _peak_bytes() -> int:
-    """Of this program alone: what getrusage tells may be the parent's."""
+    """The peak of this program alone: getrusage may report the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
     return int(kilobytes) * 1024

@@ -1,4 +1,4 @@
-"""How soon after its commit a change is there, while small transactions come at a steady rate."""
+"""Latency from commit to change, for small transactions at a steady rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Latency:
     p99_seconds: float
     max_seconds: float
     cpu_share: float
-    """Of one core, for the client."""
+    """Fraction of one core, for the client."""
 
     @classmethod
     def of(cls, report: Mapping[str, float]) -> Latency:

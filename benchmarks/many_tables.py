@@ -1,9 +1,7 @@
-"""How long a start takes when there are many tables: from nothing to the first row in the spool.
+"""Duration of a start with many tables, up to the first row in the spool: `make bench-tables`.
 
-`make bench-tables`.
-
-The steps are those of a run: shapes of all tables, publication and slot, then a capture that decodes one row
-of every table. With a thousand tables all of it must take at most 15 s; else the exit code is 1.
+The steps are those of a run: schemas of all tables, publication and slot, then a capture that decodes one row
+of every table. With a thousand tables the start must take at most 15 s; otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ _FEWEST_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Bytes, after so many epochs and seconds."""
+    """Memory in bytes, after this number of epochs and seconds."""
 
     epoch: int
     seconds: float
     heap: int
-    """What is live in the JVM's heap."""
+    """Live objects in the JVM's heap."""
     heap_committed: int
     jvm: int
     """Resident memory of the JVM, with its heap."""
@@ -144,7 +144,7 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for task in list(Path(f"/proc/{pid}/task").iterdir()):
-            with suppress(OSError):  # a thread that has ended meanwhile
+            with suppress(OSError):  # a thread that has just ended
                 found += map(int, (task / "children").read_text(encoding="ascii").split())
     return found
 
@@ -207,7 +207,7 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def rise(samples: Sequence[Sample], name: str) -> float:
-    """By how much of its mean a figure rises over the second half."""
+    """The rise of a figure over the second half, as a fraction of its mean."""
     half = _second_half(samples)
     epochs = half[-1].epoch - half[0].epoch
     return slope(samples, name) * epochs / statistics.fmean(getattr(each, name) for each in half)

@@ -1,4 +1,4 @@
-"""What is kept of a run: the figures, and the shape of the machine that gave them."""
+"""Stored results of a run: the figures, and the hardware of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("psycopg", "pyarrow", "numpy", "pyspark")
 
 
 def save(name: str, figures: Mapping[str, object]) -> Path:
-    """Writes a file of its own for every run."""
+    """Writes one file for each run."""
     path = _RESULTS / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -26,7 +26,7 @@ def save(name: str, figures: Mapping[str, object]) -> Path:
 
 
 def machine() -> dict[str, object]:
-    """Its shape; nothing that names it."""
+    """The hardware, without anything that identifies the machine."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": platform.system(),
@@ -49,7 +49,7 @@ def versions(postgres: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """What was measured; with a mark if it is not what is committed."""
+    """The measured commit, with a mark if there are uncommitted changes."""
     described = ["git", "-C", str(_RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
         return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
@@ -58,8 +58,8 @@ def _commit() -> str:
 
 
 def _congestion_control() -> str | None:
-    """It decides how the server's small packets are put together, and so the rate of a client that does not
-    mind it.
+    """Determines how the server's small packets are merged, and so the rate of a client that does not control
+    it.
     """
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()

@@ -1,9 +1,9 @@
-"""How long the other tables wait while a table is resynced. `make bench-resync`.
+"""The time that other tables wait while a table is resynced: `make bench-resync`.
 
-A large and a small table stream under load; then the large one is resynced. The figure is the longest epoch
-from the order to the end of the resync, beside the longest one before it, and beside how long Spark takes, in
-the same run, to write all rows of the table again, which is what the swap at the end of a resync would cost
-inside an epoch. At most 2 s is the goal, whatever the size; else the exit code is 1.
+A large and a small table stream under load; then the large one is resynced. The benchmark reports the longest
+epoch during the resync and the longest one before it. It also reports the time that Spark needs to rewrite
+all rows of the table, which a swap without metadata commits would take inside an epoch. The goal is at most 2
+s for any size; otherwise the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""A pipeline that runs in this process while a benchmark works on it: its epochs, and a steady load on its
-source.
-"""
+"""A pipeline that runs in this process during a benchmark, its epochs, and a steady load on its source."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ SINKS: dict[str, dict[str, Any]] = {
 
 
 class Epochs(PipelineObserver):
-    """When each epoch ended, how long it took, and how many rows it had."""
+    """End, duration and number of rows of each epoch."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[float, float, int]] = []
@@ -39,18 +37,18 @@ class Epochs(PipelineObserver):
         self.ended.append((time.monotonic(), report.seconds, report.rows))
 
     def seconds(self, low: float, high: float) -> list[float]:
-        """How long the epochs took that ended between two moments, shortest first; those without rows do not
-        count.
+        """Durations of the epochs that ended between two times, shortest first. Epochs without rows are not
+        counted.
         """
         return sorted(seconds for at, seconds, rows in self.ended.copy() if low <= at <= high and rows)
 
     def seconds_of(self, moment: float) -> float:
-        """How long the epoch took that ended last before a moment, or was about to."""
+        """Duration of the last epoch that ended before this time, or of the one that was running."""
         return min(self.ended.copy(), key=lambda epoch: abs(epoch[0] - moment))[1]
 
 
 class RunningPipeline:
-    """For the time of a `with` block. `tables` as in the configuration file."""
+    """Runs during a `with` block. `tables` is as in the configuration file."""
 
     def __init__(self, dsn: str, directory: Path, sink: str, tables: list[str], **more: Any) -> None:
         path = directory / "pipeline.yaml"
@@ -85,7 +83,7 @@ class RunningPipeline:
             self._failure = error
 
     def is_streaming(self, count: int) -> bool:
-        """Whether so many tables stream."""
+        """Whether this number of tables is streaming."""
         return (
             sum(status.state is TableState.STREAMING for status in self._pipeline.statuses.values()) >= count
         )
@@ -101,7 +99,7 @@ class RunningPipeline:
 
 
 class Load(threading.Thread):
-    """Calls `work` with a connection, so many times a second, until it is stopped."""
+    """Calls `work` with a connection, at this rate per second, until it is stopped."""
 
     def __init__(self, dsn: str, per_second: float, work: Callable[[psycopg.Connection, int], None]) -> None:
         super().__init__(name="bench-load", daemon=True)

@@ -1,9 +1,9 @@
 """Snapshot speed beside COPY, DuckDB and Spark's JDBC reader: `python -m benchmarks.snapshot`.
 
-One server, one table at rest; every contender copies all of it over TCP on the loopback address, in turn,
-several times, with two connections. Those on Spark share one session: their first copies, before everything
-is loaded and compiled, are told apart and not compared. Only the ratios within one run say something: the
-machine is part of the figures.
+One server, one unchanged table. Every contender copies the whole table over TCP on the loopback address, in
+turn, several times, with two connections. The Spark contenders share one session: their first copies, before
+everything is loaded and compiled, are reported separately and not compared. Only ratios within one run are
+meaningful, because the figures depend on the machine.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def snapshot_goals(measured: Rounds) -> Iterator[Goal]:
-    """What a snapshot is held to; DuckDB may be missing."""
+    """Goals of a snapshot; DuckDB may be missing."""
     names = [name for name in measured if name.startswith("DuckDB")]
     demands = [
         (PARQUET, REFERENCE.name, 0.5),

@@ -1,5 +1,5 @@
-"""The server that the contenders read from, with one stretch of WAL that each of them reads through a slot of
-its own.
+"""The server that the contenders read from, with one range of WAL that each of them reads through a separate
+slot.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _BASE_SLOT = "bench_base"
 
 
 class BenchSource:
-    """An embedded server for the time of a `with` block."""
+    """An embedded server during a `with` block."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._copies = 0
 
     def __enter__(self) -> Self:
-        # Not a directory that only we may enter: the server may run as another user.
+        # The directory must be accessible to others: the server may run as another user.
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
         self.server = self._stack.enter_context(
             EmbeddedPostgres(Path(directory) / "data", 18, _SETTINGS, fsync=False)
@@ -80,8 +80,8 @@ class BenchSource:
         self._admin.execute("CHECKPOINT")
 
     def fill(self, case: Case, rows: int) -> None:
-        """The tables with so many rows in them, at rest: nothing is left for the first reader to do, and no
-        slot holds anything up.
+        """Tables with this number of rows, after VACUUM, so that the first reader has no extra work, and
+        without slots.
         """
         self.prepare(case, 0)
         self._call(case.change, rows)
@@ -102,7 +102,7 @@ class BenchSource:
             self._admin.execute(statement, [low, min(rows, low + TRANSACTION_ROWS - 1)])
 
     def wait_until_read(self, slot: str) -> None:
-        """Until a client streams from the slot."""
+        """Wait until a client streams from the slot."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self._one("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]):
             if time.monotonic() > deadline:
@@ -113,7 +113,7 @@ class BenchSource:
         return str(self._one("SELECT pg_current_wal_insert_lsn()::text"))
 
     def slot_backlog_bytes(self) -> int:
-        """How much WAL lies before the slots."""
+        """The bytes of WAL that the slots have not read yet."""
         distance = self._one(
             "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn) "
             "FROM pg_replication_slots LIMIT 1"
@@ -122,7 +122,7 @@ class BenchSource:
 
     @contextmanager
     def slot(self, *, empty: bool = False) -> Iterator[str]:
-        """A slot at the beginning of what was loaded, or at the end of it."""
+        """A slot at the beginning of the load, or at its end."""
         self._copies += 1
         name = f"bench_{self._copies}"
         if empty:
@@ -154,14 +154,14 @@ class BenchSource:
 
 
 def change_call(function: str) -> sql.Composed:
-    """One transaction: the keys from the first argument to the second."""
+    """One transaction, with the keys from the first argument to the second."""
     return sql.SQL("SELECT {}(%s::bigint, %s::bigint)").format(sql.Identifier(SCHEMA, function))
 
 
 class ServerCpu:
-    """Watches, in a `with` block, how much CPU the server process behind a slot uses.
+    """Measures, in a `with` block, the CPU time of the server process that serves a slot.
 
-    Zero where there is no /proc.
+    Zero on systems without /proc.
     """
 
     def __init__(self, dsn: str, slot: str) -> None:

@@ -1,8 +1,7 @@
-"""One Spark session that copies a table again and again: each line on standard input names a way, and a
-directory.
+"""One Spark session that copies a table repeatedly: `python -m benchmarks.spark_copies`.
 
-`python -m benchmarks.spark_copies`. What each copy took comes as a line of JSON. The clock starts when the
-session is there; CPU is that of the driver, the JVM and its Python workers together.
+Each line on standard input names a method and a directory; the figures of each copy are printed as a line of
+JSON. The clock starts when the session is ready. CPU is the sum of driver, JVM and Python workers.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LONGEST_REST_SECONDS = 10.0
 _IDLE_CPU_SECONDS = 0.05
 _CHUNK_BYTES: int = PipelineConfig.model_fields["snapshot_chunk_bytes"].default
 _CHUNKS_A_TASK = 4
-"""At least, so that none has much more to do than the others."""
+"""Minimum number, so that no task has much more work than the others."""
 
 Report = dict[str, float]
 
@@ -62,7 +61,7 @@ class _Copies:
         return {"jdbc": self.jdbc, "parquet": self.parquet, "delta": self.delta}
 
     def jdbc(self, directory: Path) -> Report:
-        """In as many partitions as there are tasks at a time, by equal ranges of the key."""
+        """One partition for each concurrent task, by equal ranges of the key."""
         partitions = self._spark.sparkContext.defaultParallelism
         address = conninfo_to_dict(self._dsn)
         options = {
@@ -80,7 +79,7 @@ class _Copies:
         return watch.report | {"rows": self._spark.read.parquet(str(directory)).count()}
 
     def parquet(self, directory: Path) -> Report:
-        """What a snapshot has executors do, without a target that takes the files."""
+        """The work of a snapshot on executors, without adding the files to a target."""
         directory.mkdir()
         address = SourceAddress.parse(self._dsn)
         self._wake_workers()
@@ -105,7 +104,7 @@ class _Copies:
         return watch.report | {"rows": sum(file.rows for file in files)}
 
     def delta(self, directory: Path) -> Report:
-        """A pipeline that copies the table and ends; timed from the plan of its snapshot to the commit."""
+        """A pipeline that copies the table and ends, measured from the plan of its snapshot to the commit."""
         self._pipelines += 1
         config = PipelineConfig.model_validate(
             {
@@ -123,22 +122,20 @@ class _Copies:
         return stages.report | {"run_seconds": time.perf_counter() - start}
 
     def _wake_workers(self) -> None:
-        """Spark ends Python workers that had nothing to do for a minute, which in a snapshot does not
-        happen.
-        """
+        """Spark ends Python workers that are idle for a minute, which does not happen in a snapshot."""
         count = self._spark.sparkContext.defaultParallelism
         self._spark.sparkContext.parallelize(range(count), count).foreach(_wake)
 
 
 def _wake(_: int) -> None:
-    """Load what a task loads; and last long enough for each worker to get one."""
+    """Load the modules that a task loads, and last long enough that each worker gets one task."""
     importlib.import_module(ChunkTask.__module__)
     settle_worker()
     time.sleep(_WAKE_SECONDS)
 
 
 def _rest() -> None:
-    """Let the JVM compile what is still to be compiled, or whoever is measured next would pay for it."""
+    """Wait until the JVM has compiled its code, which would slow down the next contender."""
     deadline = time.monotonic() + _LONGEST_REST_SECONDS
     while time.monotonic() < deadline:
         with TreeCpu(os.getpid(), forgets=True) as used:
@@ -148,7 +145,7 @@ def _rest() -> None:
 
 
 class _Watch:
-    """Runs from its making on, or in a `with` block."""
+    """Runs from its creation, or in a `with` block."""
 
     def __init__(self) -> None:
         self._start()
@@ -195,7 +192,7 @@ def main() -> None:
     parser.add_argument("--parallelism", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
-    # What the JVM prints must not get between the reports.
+    # Output of the JVM must not mix with the reports.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     spark = build_session(

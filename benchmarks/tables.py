@@ -1,4 +1,4 @@
-"""How results are shown: medians with their spread, and what became of the goals."""
+"""Output of results: medians with their spread, and whether the goals were met."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rate_table(title: str, measured: Rounds, reference: str) -> Table:
 
 
 def ratio(measured: Rounds, name: str, reference: str) -> float:
-    """Of the median rates; the reference has 1."""
+    """Ratio of the median rates; the reference has 1."""
     return median_rate(measured[name]) / median_rate(measured[reference])
 
 

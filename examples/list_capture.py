@@ -1,8 +1,8 @@
-"""The smallest thing that keeps the contract of a change capture: a list of transactions, and a number.
+"""The smallest implementation of the change capture contract: a list of transactions, and a number.
 
-`Journal` stands for the source and for what is durable in it; everything else may be lost at any time. Run it
-to see changes go by, or read it as a pattern for a capture of your own: `tests/contract/test_list_capture.py`
-holds it to `ChangeCaptureConformance`.
+`Journal` represents the source and its durable state; everything else may be lost at any time. Run it to see
+changes, or use it as a template for your own capture: `tests/contract/test_list_capture.py` runs
+`ChangeCaptureConformance` against it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.contracts.capture import UNTRACKED, Commit, Event, Key
 
 
 class Journal:
-    """Committed transactions, and how many of them are done with; None until somebody wanted to know."""
+    """Committed transactions, and how many of them were confirmed; None until the first `live`."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -34,17 +34,15 @@ class Journal:
 
 
 class Ledger:
-    """Of one stream: the transactions delivered and not yet done with, each with the changes that nobody has
-    confirmed.
-    """
+    """The delivered but unconfirmed transactions of one stream, each with its unconfirmed changes."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._waiting: deque[tuple[int, set[int]]] = deque()
 
     def deliver(self, at: int, changes: int) -> list[ListAck]:
-        """A transaction is entered whole, before its first change goes out; so it cannot be done with too
-        early.
+        """Add a whole transaction before its first change is delivered, so that it cannot count as confirmed
+        too early.
         """
         unconfirmed = set(range(changes))
         with self._journal.changed:
@@ -58,13 +56,15 @@ class Ledger:
             self._advance()
 
     def _advance(self) -> None:
-        """Over whole transactions, from the oldest on, up to the first of which something is unconfirmed."""
+        """Advance over whole transactions, oldest first, up to the first one with an unconfirmed change."""
         while self._waiting and not self._waiting[0][1]:
             self._journal.resume = self._waiting.popleft()[0] + 1
 
 
 class ListAck(Ack):
-    """Knows its own change and nothing else: any order, any thread, any number of times."""
+    """Refers to one change only, so it may be confirmed in any order, from any thread, any number
+    of times.
+    """
 
     def __init__(self, ledger: Ledger, unconfirmed: set[int], ordinal: int) -> None:
         self._ledger = ledger
@@ -85,8 +85,7 @@ class ListCapture(ChangeCapture):
 
     @override
     def live(self) -> Generator[Change]:
-        # Not in the generator, which runs only when the first change is asked for: by then some could have
-        # been missed.
+        # Not in the generator: it starts only at the first `next`, and commits before that could be missed.
         with self._journal.changed:
             if self._journal.resume is None:
                 self._journal.resume = len(self._journal.transactions)
@@ -121,7 +120,7 @@ class ListCapture(ChangeCapture):
 
     @override
     def lag(self) -> int | None:
-        """In transactions: a list has no bytes."""
+        """The lag in transactions, because a list has no bytes."""
         with self._journal.changed:
             return (
                 None

@@ -1,9 +1,8 @@
-"""The smallest thing that keeps the contract of a source connector: rows in a list, and the number of those
-that may be forgotten.
+"""The smallest implementation of the source connector contract: rows in a list, and the number of rows that
+were acknowledged.
 
-`Topic` stands for the source and for what is durable in it. Run it to see batches go by, or read it as a
-pattern for a connector of your own: `tests/contract/test_list_connector.py` holds it to
-`SourceConnectorConformance`.
+`Topic` represents the source and its durable state. Run it to see batches, or use it as a template for your
+own connector: `tests/contract/test_list_connector.py` runs `SourceConnectorConformance` against it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from penstock.errors import CheckpointError, ConnectorError, ConnectorStateError
 
 
 class Topic:
-    """Rows in order, each with the schema that it has; who wants to know of new ones; and how many may be
-    forgotten.
+    """Rows in order, each with its schema; the listeners for new rows; and the number of
+    acknowledged rows.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,7 +50,7 @@ TOPICS: Final[dict[str, Topic]] = {}
 
 
 class ListConnector(SourceConnector, SchemaProvider):
-    """Reads one topic. A place is a number of rows, and so is an epoch."""
+    """Reads one topic. A position is a number of rows, and so is an epoch."""
 
     def __init__(self) -> None:
         self._topic: Topic | None = None
@@ -79,12 +78,10 @@ class ListConnector(SourceConnector, SchemaProvider):
             topic.waiting.add(self._ready)
             found = topic.rows[self._at : self._at + max_records]
             if not found:
-                self._ready.clear()  # under the lock: no row can come between the look and this
+                self._ready.clear()  # under the lock, so that no row is added between the check and this
                 return None
         shape = found[0][0]
-        rows = [
-            row for schema, row in found if schema is shape
-        ]  # up to the first of another shape, which is never taken back
+        rows = [row for schema, row in found if schema is shape]  # up to the first row with another schema
         if self._at and shape != self._schema:
             self._wants_checkpoint.set()
         self._schema = shape
@@ -113,7 +110,7 @@ class ListConnector(SourceConnector, SchemaProvider):
             raise ConnectorStateError("reading has started, and a checkpoint comes too late")
         text = (
             checkpoint.offsets.get(topic.name, "") if checkpoint.offsets else "0"
-        )  # an empty one is the beginning
+        )  # an empty checkpoint is the beginning
         if not text.isdecimal():
             raise CheckpointError(f"the checkpoint is not one of topic {topic.name}")
         self._at = int(text)
@@ -198,7 +195,7 @@ def main() -> None:
         print(batch.partition, batch.records.to_pylist())
         checkpoint = (
             connector.checkpoint()
-        )  # here a real consumer makes rows and checkpoint durable, in one act
+        )  # here a real consumer makes rows and checkpoint durable, in one transaction
         connector.notify_epoch_committed(checkpoint.epoch)
     connector.close()
     print("may be forgotten:", topic.forgettable)

@@ -1,9 +1,9 @@
-"""The smallest thing that keeps the contract of provisioning: a list of the tables that are streamed, and who
-may add to it.
+"""The smallest implementation of the provisioning contract: a list of the streamed tables, and the permission
+to add to it.
 
-`Register` stands for the source. Run it to see a gap being reported and closed, or read it as a pattern for a
-capture of your own that sets up what it needs: `tests/contract/test_list_provisioning.py` holds it to
-`CaptureProvisioningConformance`.
+`Register` represents the source. Run it to see a gap being reported and closed, or use it as a template for
+your own capture that provisions its objects: `tests/contract/test_list_provisioning.py` runs
+`CaptureProvisioningConformance` against it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Register:
 
 
 class ListProvisioning(CaptureProvisioning):
-    """For a role that may add to the register, or for one that may only look."""
+    """Provisioning for a role that may add to the register, or for a read-only role."""
 
     def __init__(self, register: Register, *, may_add: bool) -> None:
         self._register = register
@@ -39,7 +39,7 @@ class ListProvisioning(CaptureProvisioning):
         missing = frozenset(required - self._register.streamed)
         statements = tuple(f"ADD {table}" for table in sorted(missing))
         blocker = Blocker(
-            PrivilegeError.code, "this role may only look", f"as somebody who may add: {' '.join(statements)}"
+            PrivilegeError.code, "this role is read-only", f"as a role that may add: {' '.join(statements)}"
         )
         return CoverageReport(
             satisfied=not missing,
@@ -47,7 +47,7 @@ class ListProvisioning(CaptureProvisioning):
             missing=missing,
             manageable=bool(missing) and self._may_add,
             blockers=(blocker,) if missing and not self._may_add else (),
-            remediation=statements,  # whoever runs them
+            remediation=statements,  # the same for every role
         )
 
     @override
@@ -56,7 +56,7 @@ class ListProvisioning(CaptureProvisioning):
         if manage and report.manageable:
             for statement in report.remediation:
                 self._register.run(statement)
-        return report  # of the moment before
+        return report  # the state before the change
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""The smallest thing that keeps the contract of a record source: a list of events, and how many of them are
-acknowledged.
+"""The smallest implementation of the record source contract: a list of events, and the number of acknowledged
+events.
 
-`Log` stands for the source and for what is durable in it; everything else may be lost at any time. Run it to
-see records go by, or read it as a pattern for a source of your own: `tests/contract/test_list_records.py`
-holds it to the suites.
+`Log` represents the source and its durable state; everything else may be lost at any time. Run it to see
+records, or use it as a template for your own source: `tests/contract/test_list_records.py` runs the
+conformance suites against it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EVENT = re.compile(r"after ([0-9]+)")
 
 
 class Log:
-    """What happened to one table, and how much of it nobody will ask for again."""
+    """The events of one table, and the number of acknowledged events."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -57,7 +57,7 @@ class Log:
             self.changed.notify_all()
 
     def rows(self) -> tuple[int, list[Upsert]]:
-        """The rows of now, and how many events made them."""
+        """The current rows, and the number of events they result from."""
         rows: dict[tuple[object, ...], Upsert] = {}
         with self.changed:
             for event, _ in self.events:
@@ -72,7 +72,7 @@ class Log:
 
 
 class ListSnapshotter(Snapshotter):
-    """Has all rows from the start; what is left to keep are the rules."""
+    """Holds all rows from its creation; the rest of the class implements the rules of the contract."""
 
     def __init__(self, log: Log, table: TableName) -> None:
         self.at, rows = log.rows()
@@ -87,7 +87,7 @@ class ListSnapshotter(Snapshotter):
         if self._found is None and self._rows and not self._is_closed:
             row = self._rows.popleft()
             self._read += 1
-            # The last row stands where the events begin that are not in the snapshot.
+            # The position of the last row is that of the first event after the snapshot.
             position = f"row {self._read} at {self.at}" if self._rows else f"after {self.at}"
             self._found = _record(self._table, row, position, datetime.now(UTC), Operation.SNAPSHOT)
         self._is_complete = self._is_complete or (self._found is None and not self._is_closed)
@@ -108,7 +108,7 @@ class ListSnapshotter(Snapshotter):
 
 
 class ListIterator(CdcIterator):
-    """A buffer for records that somebody pushes."""
+    """A bounded buffer for pushed records."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -147,7 +147,7 @@ class ListIterator(CdcIterator):
 
 
 class ListRecordSource(RecordSource):
-    """Reads the table of the log that its address names, `list:NAME`.
+    """Reads the table of the log that the URL names, `list:NAME`.
 
     It can look up any event, so it needs no buffer.
     """

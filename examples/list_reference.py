@@ -1,9 +1,9 @@
-"""The smallest thing that keeps the contract of a reference table: a list of transactions, and how many of
-them were delivered.
+"""The smallest implementation of the reference table contract: a list of transactions, and the number of
+delivered transactions.
 
-`Ledger` stands for the source; everything else may be lost at any time. Run it to see a table being kept, or
-read it as a pattern for a reference table of your own: `tests/contract/test_list_reference.py` holds it to
-`ReferenceTableConformance`.
+`Ledger` represents the source; everything else may be lost at any time. Run it to see a table kept current,
+or use it as a template for your own reference table: `tests/contract/test_list_reference.py` runs
+`ReferenceTableConformance` against it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ledger:
     def __init__(self) -> None:
         self.transactions: list[tuple[Event, ...]] = []
         self.is_shut = False
-        """Whether it cannot be read just now."""
+        """Whether the ledger is currently unreadable."""
 
     def commit(self, *events: Event) -> None:
         self.transactions.append(events)
@@ -54,7 +54,7 @@ class ListReference(ReferenceTableSource):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._version: int | None = None
-        """How many transactions have been delivered whole; None while the snapshot is not complete."""
+        """The number of completely delivered transactions; None while the snapshot is not complete."""
         self._snapshot: Iterator[pa.RecordBatch] | None = None
         self._fence = 0
         self._waiting: list[pa.RecordBatch] = []
@@ -94,7 +94,7 @@ class ListReference(ReferenceTableSource):
         try:
             self._check_readable()
         except ConnectionLostError:
-            self._waiting = []  # what has come of a transaction comes again
+            self._waiting = []  # the delivered part of a transaction is delivered again
             raise
         if not self._waiting and self._version < len(self._ledger.transactions):
             self._waiting = list(changes(self._ledger.transactions[self._version], self._version + 1))
@@ -130,7 +130,7 @@ class ListReference(ReferenceTableSource):
 
     def _check_readable(self) -> None:
         if self._ledger.is_shut:
-            raise ConnectionLostError("the ledger is shut")  # says RETRY: ask again
+            raise ConnectionLostError("the ledger is shut")  # recovery is RETRY: poll again
 
     def _check_open(self) -> None:
         if self._is_closed:

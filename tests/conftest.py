@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more about who else uses the machine than about the code.
+# The duration of an example depends more on the load of the machine than on the code.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 

@@ -1,8 +1,8 @@
 """Arrow helpers without pandas: arrays over numpy memory, and Arrow types as text.
 
-pyarrow's own numpy conversion imports pandas where that is installed, which costs every Python worker its
-start-up time. The text form of types (`int64`, `decimal128(10, 2)`, `list<item: string>`) is the form in
-manifests of the spool.
+pyarrow's own numpy conversion imports pandas if it is installed, which slows the start of every Python
+worker. The text form of types (`int64`, `decimal128(10, 2)`, `list<item: string>`) is the form in manifests
+of the spool.
 
 A type whose text cannot be parsed back to the same type is stored as Arrow IPC bytes, so every type can be
 stored.

@@ -186,7 +186,7 @@ class ChangeBatch:
 class LogicalMessage:
     """A message of `pg_logical_emit_message` with a prefix that the capture subscribes to.
 
-    A transactional message takes effect at the commit, at `position`, before the change with number
+    A transactional message takes effect at the commit, at `position`, before the change with the same
     `ordinal`. A non-transactional message takes effect at once, even if its transaction rolls back; it has
     neither xid nor position.
     """

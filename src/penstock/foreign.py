@@ -89,7 +89,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_java(error: BaseException) -> bool:
-    """Whether the exception comes from the JVM: py4j and pyspark keep it under these names."""
+    """Whether the exception comes from the JVM. py4j and pyspark store the Java exception in these
+    attributes.
+    """
     return (
         getattr(error, "java_exception", None) is not None
         or getattr(error, "_origin", None) is not None

@@ -22,7 +22,7 @@ def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | 
     return SlotUnreservedError(
         f"{name} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it "
         "still needs, and invalidate it",
-        hint="let its reader catch up at once, and until it has: ALTER SYSTEM "
+        hint="let its reader catch up at once; until then: ALTER SYSTEM "
         "SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
     )
 

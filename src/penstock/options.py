@@ -87,7 +87,9 @@ TEXTS = Kind("list", lambda text: tuple(json.loads(text)), "a JSON list", json.d
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. As an annotation of a field it needs a description and a kind; the field gives the rest."""
+    """One option. An annotation of a field needs only a description and a kind; name and default are taken
+    from the field.
+    """
 
     description: str
     kind: Kind = TEXT

@@ -137,7 +137,7 @@ def _log(mirror: Mirror) -> str:
 
 @contextmanager
 def _submitted(mirror: Mirror, cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
-    """As the guide says, word for word."""
+    """The exact commands of the guide."""
     guide = GUIDE.read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     (words,) = re.findall(r"^\$ spark-submit (.*) run\.py run shop\.yaml$", guide, re.MULTILINE)

@@ -36,7 +36,7 @@ def spark_submit() -> str:
 
 
 def seen(folder: Path) -> set[tuple[str, int]]:
-    """Of the files that Spark has finished, as its log has them."""
+    """The rows of the files that are in Spark's commit log."""
     found = set()
     logs = [path.read_text(encoding="utf-8") for path in (folder / "_spark_metadata").glob("[0-9]*")]
     for name in re.findall(r"part-[^/]*\.parquet", "".join(logs)):

@@ -50,7 +50,7 @@ def test_the_program_in_the_guide_keeps_its_totals(
         obstacles: list[object] = []
 
         def is_done() -> bool:
-            if not obstacles:  # not before the loop: `restore` has to write there
+            if not obstacles:  # not before the loop: `restore` writes to it
                 obstacles.append(stack.enter_context(unwritable(tmp_path / "spool")))
             return totals() == source()
 

@@ -162,9 +162,9 @@ def _done(spark: SparkSession, statement: str) -> None:
 
 
 class LosingServer(ThreadingHTTPServer):
-    """In front of a catalog.
+    """A proxy in front of a catalog.
 
-    When `loses`, it has the next commit of rows done, and then says that it has no time.
+    With `loses`, it passes the next commit of rows on, and then answers with a timeout.
     """
 
     daemon_threads = True

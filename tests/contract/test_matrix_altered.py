@@ -66,7 +66,7 @@ class Altered(TargetTable):
         self.now = columns
 
     def row(self, number: int, note: str = GIVEN) -> Row:
-        """Long values are the row's own."""
+        """Every row has a different long value."""
         return {
             "id": self._number(number),
             "size": self._number(number),
@@ -100,7 +100,7 @@ class Altered(TargetTable):
         self.writer.append(whole(self._schema(self.now), [Transaction(done.position, changes)]))
 
     def follow_all(self) -> None:
-        """The epoch with everything since the last one."""
+        """The epoch with all changes since the last epoch."""
         self.writer.seal()
         target, end = self.target(), Position.of(self.rows.position)
         assert target.applied is not None
@@ -124,7 +124,7 @@ class Altered(TargetTable):
 
     @property
     def _names(self) -> dict[str, str]:
-        """Of the columns that are there now, by those of the end."""
+        """Values of the current columns, by the final column names."""
         return {name: self.now[number] for number, name in RENAMED.items() if number in self.now}
 
     def _as_now(self, row: Row) -> Row:
@@ -148,7 +148,7 @@ class Altered(TargetTable):
 
     @override
     def _logged(self, position: int) -> list[Record]:
-        """A log has changes as they were."""
+        """An append log keeps the changes with the columns of their time."""
         return [
             {**row, "note": None} if row[COMMIT_VERSION] < self._noted_from else row
             for row in super()._logged(position)

@@ -133,7 +133,7 @@ def test_K16_a_slow_abandoned_attempt_adds_nothing_after_its_successor(
     executors.interlude = _once(others)
     crash_table.setup.executed_by(slow, executors)
     assert begun.applied is not None
-    with suppress(PenstockError):  # it may notice, or find that all is done
+    with suppress(PenstockError):  # it may raise an error, or find that the epoch is applied
         slow.apply(begun, crash_table.changes(begun.applied, first), first)
     slow.close()
     crash_table.sink = crash_table.setup.open(crash_table.mode)
@@ -197,7 +197,7 @@ def refuse(_: Callable[[], None]) -> None:
 
 
 def be_away(_: Callable[[], None]) -> None:
-    raise SinkError("nobody answers")
+    raise SinkError("no server answers")
 
 
 def die(_: Callable[[], None]) -> None:

@@ -58,7 +58,7 @@ def test_N03_a_process_that_dies_between_any_two_steps_leaves_a_copy_whole_or_st
     crash_table.assert_exact()
 
 
-# Also where it is already.
+# At distance 0 the target is already at the shadow's position.
 _SWAPS = [*((name, 5) for name in ("delta", "iceberg", "postgres")), ("delta", 0)]
 
 
@@ -98,8 +98,8 @@ def test_K01_a_process_that_dies_between_any_two_steps_leaves_a_table_replaced_o
 
 
 def _copy_aside(crash_table: CrashTable, name: str, rows: list[Row]) -> str:
-    """Copy these rows, at the fence, into a shadow of that name, unless it has them; returns the identity of
-    the copy.
+    """Copy these rows, at the fence, into the shadow of that name, unless it has them already. Returns the
+    identity of the copy.
     """
     main, fence = crash_table.sink, Position.of(crash_table.source.fence)
     shadow = main.shadow(name)

@@ -75,7 +75,7 @@ def test_resume_point_waits_for_acknowledgements_and_for_nothing_else(tmp_path: 
 
 
 class BreaksOff(MemoryCapture):
-    """Whose snapshot is lost after its second row."""
+    """A capture whose snapshot is lost after its second row."""
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -107,7 +107,7 @@ def test_failed_snapshot_that_was_torn_down_has_no_rows(tmp_path: Path) -> None:
 
 
 class FailsOnce(MemoryCapture):
-    """Whose first stream is cut off."""
+    """A capture whose first stream is cut off."""
 
     streams = 0
 
@@ -206,7 +206,7 @@ class Reader:
         """All changes read, in order; index 0 is the start."""
         self.records: list[Record] = []
         self.keys: list[object] = []
-        """Of every change that was committed, in order."""
+        """The positions of all committed changes, in order."""
         self.at = self.acked = 0
 
     def commit(self, size: int) -> None:
@@ -281,7 +281,7 @@ def test_records_are_in_order_and_complete_whatever_the_reader_does(
         while reader.at < len(reader.keys):
             reader.read()
         assert reader.at == len(reader.keys)
-    finally:  # also where hypothesis gives an example up
+    finally:  # also if hypothesis discards an example
         reader.source.teardown()
 
 

@@ -26,8 +26,8 @@ from tests.support.snapshot.local import LocalExecutors
 
 
 class FaultyExecutors(LocalExecutors):
-    """May die when all is written, before anybody learns of it; or, with `repeats`, try each task twice, as
-    Spark does.
+    """May die after everything is written, before the caller gets the result; or, with `repeats`, runs each
+    task twice, as Spark may.
     """
 
     dies = False
@@ -60,7 +60,7 @@ class ParquetHarness(SinkHarness):
         return ParquetSink(self.executors, self.root, pipeline)
 
     def log(self) -> list[dict[str, object]]:
-        """As anybody reads it, in the order of the changes; snapshots by key."""
+        """The log as any reader sees it, in the order of the changes; snapshots by key."""
         if not any(self.path.glob(f"{POSITION}=*")):
             return []
         found: list[dict[str, object]] = ds.dataset(self.path, partitioning="hive").to_table().to_pylist()
@@ -68,7 +68,7 @@ class ParquetHarness(SinkHarness):
 
     @override
     def rows(self) -> list[Row]:
-        """For logs to which rows were only added."""
+        """For logs of tables that only had inserts."""
         return sorted(
             (
                 {name: Value(row[name]) for name in ("id", "note", "size")}
@@ -204,7 +204,7 @@ def test_a_shadow_takes_the_log_s_place(harness: ParquetHarness) -> None:
     harness.copy()
     shadow = harness.sink.shadow("c0ffee")
     main, harness.sink = harness.sink, shadow
-    harness.source.states[harness.source.fence] = rows = [harness.item(1, "anew")]
+    harness.source.states[harness.source.fence] = rows = [harness.item(1, "again")]
     harness.copy()
     harness.sink = main
     position = Position.of(harness.source.fence + 3)

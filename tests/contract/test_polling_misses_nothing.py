@@ -156,7 +156,7 @@ def test_time_of_the_transactions_begin_is_a_good_column(shared_database: Databa
             shared_database.execute(f"ALTER TABLE {table} ADD changed_at timestamptz NOT NULL DEFAULT now()")
         polled.ruled(cursor="changed_at", deletes=False)
         with closing(polled.capture().live()) as stream, transaction(polled) as late:
-            late.execute("SELECT 1")  # it has begun, and has written nothing
+            late.execute("SELECT 1")  # it has begun, but has not written yet
             for each in range(2, 6):
                 polled.commit(upsert(polled.table, each, "early"))
             take(stream, 4, polled.deadline_seconds)
@@ -260,7 +260,7 @@ def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
 
 
 def test_row_has_the_position_of_the_first_of_several_snapshots_that_have_it(polled: PollingHarness) -> None:
-    """A reader that combines several snapshots learns in this way of changes between them."""
+    """In this way a reader that combines several snapshots gets the changes between them."""
     polled.capture().live().close()
     fences = []
     for key in (1, 2):

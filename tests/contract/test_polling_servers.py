@@ -20,12 +20,12 @@ from tests.support.fix_postgres import Database, server_directory
 _SETTINGS = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
-    "wal_writer_delay": "10s",  # so that what need not reach the disk does not
+    "wal_writer_delay": "10s",  # so that only flushed WAL reaches the disk
     "bgwriter_delay": "10s",
     "autovacuum": "off",
 }
 _SEGMENT_TRANSACTIONS = 32 * 8_192 * 4
-"""Whose states are in one file of pg_xact."""
+"""The number of transactions whose states are in one file of pg_xact."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def polled(server: EmbeddedPostgres, tmp_path: Path) -> Iterator[PollingHarness]
 def test_commit_that_a_crash_would_undo_is_on_disk_before_it_is_given_out(
     server: EmbeddedPostgres, polled: PollingHarness
 ) -> None:
-    """The next transactions would have the numbers of those that were lost, and be taken for known."""
+    """The next transactions would get the ids of the lost ones, and their rows would be taken for
+    known ones.
+    """
     with closing(polled.capture().live()) as stream:
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("SET synchronous_commit = off")
@@ -106,7 +108,7 @@ def jump(server: EmbeddedPostgres, database: Database, number: int) -> None:
     owner = (server.data_dir / "PG_VERSION").stat()
     os.chown(states, owner.st_uid, owner.st_gid)
     reset = [str(server.bin("pg_resetwal")), "-x", str(number), "-D", str(server.data_dir)]
-    if os.geteuid() == 0:  # as whom these programs refuse to run
+    if os.geteuid() == 0:  # these programs refuse to run as root
         reset = ["setpriv", f"--reuid={owner.st_uid}", f"--regid={owner.st_gid}", "--clear-groups", *reset]
     done = subprocess.run(reset, capture_output=True, text=True, cwd="/", check=False)
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ class TestPostgresConnector(SourceConnectorConformance):
 
 
 def apply_changes(target: dict[str, dict[int, str | None]], batch: SourceBatch) -> None:
-    """As a mirror does, one change after the other."""
+    """Apply changes one after the other, as a mirror does."""
     rows = target.setdefault(batch.partition, {})
     for change in batch.records.to_pylist():
         match change[CHANGE_TYPE]:
@@ -376,7 +376,7 @@ def test_a_table_that_left_the_publication_and_came_back_is_a_hole(harness: Post
     stored = stored_place(harness)
     publication = harness.wal.settings.publication
     harness.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE {harness.table}")
-    harness.add((3, "in no log of ours"))
+    harness.add((3, "not in the WAL"))
     with pytest.raises(TableGapError, match="taken out"), opened(harness, stored):
         pass
     harness.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE {harness.table}")
@@ -631,7 +631,7 @@ def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarne
 # --- schemas and options ------------------------------------------------------------------------------------
 
 
-# The first that asks for a registry fetches it, once for each user, and starts it.
+# The first test that needs a registry downloads it, once for each user, and starts it.
 with_registry = pytest.mark.timeout(1200)
 
 

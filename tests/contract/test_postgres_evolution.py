@@ -70,7 +70,7 @@ acts = st.tuples(
 
 
 class Follow:
-    """A table from its snapshot on: the sink, the spool, and the pipeline's work between them."""
+    """A table, beginning with its snapshot: the sink, the spool, and the pipeline's work between them."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Follow:
         return target
 
     def plan(self, shape: CatalogShape) -> tuple[Target, TableChanges, Position]:
-        """Raises `CopyAnew`."""
+        """Raises `ResyncRequired`."""
         self._writer.seal()
         self.shape, target, end = shape, self.target(), Position.of(self.position)
         assert target.applied is not None
@@ -255,7 +255,7 @@ def test_S01_existing_rows_have_the_default_of_the_source_in_a_new_column(follow
     follow.spool(after.schema, "insert", {"id": 4, "a": "after", "b": 4, "c": None, "d": "own"})
     follow.spool(
         after.schema, "update", {"id": 1, "a": "one", "b": 11, "c": "1.50"}, ("d",)
-    )  # its own value did not travel
+    )  # its value is unchanged TOAST
     follow.apply(after)
     assert follow.rows("id", "a", "b", "c", "d") == [
         ("1", "one", "11", "1.50", "it's"),
@@ -350,7 +350,7 @@ def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(
         follow.spool(after.schema, "update", {"id": 1, "a": "uno", "renamed": 10, "c": 6})
         follow.apply(after)
         found = sorted(follow.rows("id", "a", "c"), key=repr)
-    past = None if mode is Mode.APPEND else "5"  # a log of changes holds them as they were
+    past = None if mode is Mode.APPEND else "5"  # an append log keeps the old values
     versions = [("1", "uno", "6")] if mode is Mode.SOFT_DELETE else [("1", "one", past), ("1", "uno", "6")]
     assert found == [*versions, ("2", "two", past), ("3", "three", past)]
 
@@ -382,7 +382,7 @@ def test_S01_a_table_is_altered_though_no_row_of_it_changed(follow: Follow) -> N
     changes = TableChanges(NAME, (), ChangeCounts(), {}, evolution)
     follow.sink.apply(target, changes, end)
     assert (follow.target().applied, follow.rows("renamed", "c")) == (end, [("10", "5"), (None, "5")])
-    with pytest.raises(SchemaChangedError):  # by what was known before
+    with pytest.raises(SchemaChangedError):  # with the outdated state
         follow.sink.apply(target, changes, Position.of(160))
 
 
@@ -468,8 +468,8 @@ def test_K08_a_table_of_a_version_without_lineage_continues_and_is_resynced_at_a
     assert (follow.rows("id", "c"), follow.target().origin is None) == ([("1", "1")], False)
 
 
-def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> None:
-    """It has the same name, and nothing of it is ours."""
+def test_K10_a_table_that_replaced_the_target_is_not_touched(follow: Follow) -> None:
+    """It has the same name, but the pipeline did not create it."""
     follow.copy(BEFORE, ROWS)
     target = follow.target()
     follow.database.execute(
@@ -495,7 +495,7 @@ def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> 
         f"ALTER TABLE {follow.schema}.t RENAME TO old; "
         f"CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)"
     )
-    with pytest.raises(SinkError):  # an older attempt, finishing late
+    with pytest.raises(SinkError):  # an older attempt that finishes late
         follow.executors.kept[0]()
     assert follow.rows("id") == []
     follow.executors.is_late = False

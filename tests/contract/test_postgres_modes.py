@@ -69,7 +69,7 @@ def test_a_key_with_another_text_is_deleted_before_it_is_inserted(
     copy.copy(source.states[source.fence], source.fence)
     source.insert(
         {"k": Value("100"), "note": Value("first")}
-    )  # so that pairs of keys fall into parts in any order
+    )  # so that pairs of keys are distributed over parts in any order
     for number in range(20):
         source.update((Value(f"{number}.0"),), {"k": Value(f"{number}.00")})
     end = source.commit()

@@ -126,7 +126,7 @@ class PostgresRecordHarness(RecordHarness):
 
     @override
     def config_of_nobody(self) -> Config:
-        return {**self.config(), "url": "postgresql://nobody@127.0.0.1:1/nowhere"}
+        return {**self.config(), "url": "postgresql://no_such_role@127.0.0.1:1/nowhere"}
 
 
 class TestPostgresSnapshotter(SnapshotterConformance):
@@ -179,7 +179,7 @@ def test_snapshotter_uses_a_read_only_transaction_and_blocks_no_writer(
         WHERE a.application_name LIKE 'penstock snapshot %%' AND l.relation = %s::regclass
     """
     assert wal.database.query(modes, str(wal.table)) == [("AccessShareLock",)]
-    wal.database.execute(f"UPDATE {wal.table} SET note = 'written meanwhile'")
+    wal.database.execute(f"UPDATE {wal.table} SET note = 'written later'")
     assert {(record.payload or {})["note"] for record in read_through(snapshotter)} == {
         f"note {key}" for key in range(5)
     }

@@ -111,8 +111,7 @@ def harness(wal: WalHarness) -> Iterator[PostgresReferenceHarness]:
 class TestPostgresReference(ReferenceTableConformance):
     @pytest.fixture
     def harness(self, wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> ReferenceHarness:
-        # Once is enough: a look that falls into the middle of a test finds the door shut, if that is when it
-        # is.
+        # One check is enough: a later check during a test could fail while the server refuses connections.
         monkeypatch.setattr("penstock.reference.postgres._LOOK_SECONDS", 3600.0)
         return PostgresReferenceHarness(wal)
 

@@ -135,7 +135,7 @@ def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(
     applier, box = open_applier(harness, tmp_path, RefusedPolicy.DEAD_LETTERS)
     for number in range(100, 116):
         source.insert(harness.item(number, "unheard of" if number % 8 == 3 else "fine", f"{number}.50"))
-    source.insert(harness.item(120, "fine", "9.50"))  # as another has it
+    source.insert(harness.item(120, "fine", "9.50"))  # the value of another row
     for number in range(130, 146, 2):  # the last change supplies a value that one of them needs
         source.insert(harness.item(number, "fine", f"{3 if number == 136 else number}.50"))
         source.insert(harness.item(number + 1, "unheard of", f"{number + 1}.50"))

@@ -21,9 +21,7 @@ from tests.support.sinks.source import Value
 
 
 class Resync:
-    """The table streams; a shadow of it, copied with an outdated row in the table, is ready to take its
-    place.
-    """
+    """The table streams, and has an outdated row. Its shadow is copied and ready for the swap."""
 
     def __init__(self, root: Path, database: Database, proxy: ProxyFactory) -> None:
         known = conninfo_to_dict(database.dsn)
@@ -73,7 +71,7 @@ class Resync:
         self.applier.apply(self.harness.commit())
 
     def swap(self) -> None:
-        """An epoch without changes: the swap is the first transaction of it."""
+        """An epoch without changes, whose first transaction is the swap."""
         self.applier.apply(self.end)
 
     @property

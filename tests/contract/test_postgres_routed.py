@@ -46,7 +46,7 @@ def test_K11_after_every_epoch_the_table_has_the_rows_of_each_member(
         changes = shards.changes(target, copy.reader, low, high)
         assert changes is not None
         copy.sink.apply(target, changes, Position.of(high))
-        copy.sink.apply(target, changes, Position.of(high))  # a repetition changes nothing
+        copy.sink.apply(target, changes, Position.of(high))  # repeating the epoch changes nothing
         expected = [at_fence(row, FENCE) for row in shards.expected(high)]
         assert canonical(copy.rows(FENCE), copy.layout) == canonical(expected, copy.layout)
     copy.sink.close()
@@ -55,7 +55,7 @@ def test_K11_after_every_epoch_the_table_has_the_rows_of_each_member(
 def test_rows_after_a_truncate_stay_in_an_epoch_of_any_length(
     shared_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the epoch must not take rows of another part for old ones."""
+    """A part of the epoch must not treat rows written by another part as existing rows."""
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
     monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 4)
     table = TableSchema(

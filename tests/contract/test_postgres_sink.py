@@ -178,7 +178,7 @@ def test_a_table_stays_readable_during_a_resync_and_only_differing_rows_are_writ
     with harness.database.connect() as reader:
         before = reader.execute(
             "SELECT count(*) FROM copy_public.items"
-        ).fetchone()  # and holds on to it until its end
+        ).fetchone()  # and keeps it until its end
         harness.sink.release_ownership(ITEMS)
         harness.copy()
         assert reader.execute("SELECT count(*) FROM copy_public.items").fetchone() == before
@@ -201,7 +201,7 @@ def test_a_snapshot_whose_end_was_not_learned_is_finished_by_the_next_attempt(
     harness.executors.is_silent = False
     harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
     assert (harness.rows(), harness.target().applied) == (rows, harness.fence)
-    with pytest.raises(TableRewrittenError):  # that was it
+    with pytest.raises(TableRewrittenError):  # the swap was committed
         harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
 
 
@@ -235,7 +235,7 @@ def test_an_unstorable_value_is_not_shown(harness: PostgresHarness) -> None:
     assert refused.value.__cause__ is None
 
 
-# two at once
+# two at the same time
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +244,7 @@ def test_a_second_run_of_the_pipeline_is_kept_away_until_the_first_is_gone(harne
     second = harness.open()
     with pytest.raises(PipelineBusyError, match=r"process \d+ \(role postgres, penstock target\)"):
         second.drop_shadows()
-    assert second.load_target(ITEMS) is not None  # anybody may look
+    assert second.load_target(ITEMS) is not None  # reading needs no lock
     harness.sink.close()
     second.drop_shadows()
     second.close()

@@ -203,7 +203,7 @@ ADDED = {
 def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(
     harness: PostgresHarness, intruder: Intruder, added: str
 ) -> None:
-    """By a role that owns neither table nor schema, but was granted enough; or by their new owner."""
+    """Created by a role that owns neither table nor schema but has the privileges, or by their new owner."""
     harness.copy()
     harness.sink.close()
     intruder.plant("planted")
@@ -211,7 +211,7 @@ def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(
     for statement in statements:
         harness.database.execute(statement.format(r=intruder.name))
     harness.sink = harness.open()
-    leases = "SELECT name, xmin::text FROM penstock.leases"  # a run takes its lease before all else
+    leases = "SELECT name, xmin::text FROM penstock.leases"  # a run takes its lease first
     before = harness.database.query(leases)
     for attempt in (harness.copy, harness.target):
         with pytest.raises(UntrustedObjectError, match=words.format(r=intruder.name)):
@@ -420,7 +420,7 @@ def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(
 
 def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: Intruder) -> None:
     intruder.execute("CREATE SCHEMA penstock", *APPLIED.split(";")[:-1], "CREATE SCHEMA copy_public")
-    harness.address = harness.address.trusting(["somebody else", intruder.name])
+    harness.address = harness.address.trusting(["another role", intruder.name])
     harness.sink = harness.open()
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()
@@ -441,7 +441,7 @@ def test_table_with_any_name_is_locked(database: Database) -> None:
 
 @pytest.mark.versions(14, 18)
 def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, roles: Roles) -> None:
-    """As the administrator of a managed server can, who is no superuser."""
+    """The administrator of a managed server can do this without being a superuser."""
     admin, stranger, owner, operator = (
         roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",))
     )
@@ -486,7 +486,7 @@ def test_default_of_the_database_does_not_make_a_role_trusted(
 def test_role_that_may_only_connect_does_not_hold_up_the_target(
     harness: PostgresHarness, intruder: Intruder
 ) -> None:
-    """By the advisory locks that runs took before there were leases."""
+    """Earlier versions used advisory locks instead of leases."""
     with psycopg.connect(harness.database.dsn.replace("postgres@", f"{intruder.name}@")) as session:
         session.execute(
             "SELECT pg_advisory_lock(hashtextextended(name, 0)) "

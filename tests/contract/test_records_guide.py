@@ -141,7 +141,7 @@ def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(
         database.execute(f"UPDATE {wal.table} SET id = id + 1000 WHERE id % 7 = {number}")
         process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path)
         try:
-            # The first is killed in its snapshot, as a rule; the others when they have everything.
+            # The first run is usually killed during its snapshot, the others when they have everything.
             wait_for(lambda: position() not in (None, before), "progress", position, 60)  # noqa: B023 - called at once
             database.execute(
                 f"DELETE FROM {wal.table} WHERE id % 11 = {number}; "

@@ -28,7 +28,7 @@ SUITE = ReferenceTableConformance
     SUITE.test_complete_snapshot_stays_complete_after_later_changes,
 )
 class BeginsAgain(ListReference):
-    """Takes a call after the end for the beginning."""
+    """Starts again if it is called after the end."""
 
     @override
     def poll_snapshot(self) -> pa.RecordBatch | None:
@@ -69,7 +69,7 @@ class TakesItsShapeFromTheRows(ListReference):
 
 @caught_by(SUITE.test_snapshot_and_changes_leave_no_gap)
 class FenceAtTheEnd(ListReference):
-    """Follows from where the source is when the snapshot ends, not from where it was when it began."""
+    """Continues at the source's position at the end of the snapshot, not at its beginning."""
 
     @override
     def poll_snapshot(self) -> pa.RecordBatch | None:
@@ -194,7 +194,7 @@ class CheckpointsSkip(ListReference):
 
 @caught_by(SUITE.test_checkpoint_covers_only_delivered_changes)
 class CheckpointsRunAhead(ListReference):
-    """Says how far the source is, not how far the consumer is."""
+    """Returns the source's position instead of the consumer's."""
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
@@ -277,7 +277,7 @@ class RestoresAtAnyTime(ListReference):
 class NeverCloses(ListReference):
     @override
     def close(self) -> None:
-        """Forgotten."""
+        """The call is ignored."""
 
 
 @caught_by(SUITE.test_close_may_come_at_any_time_and_more_than_once)

@@ -47,7 +47,7 @@ def test_adding_triggers_to_a_busy_table_blocks_no_session(
         check_same(
             take(stream, 1, trigger.deadline_seconds),
             [upsert(trigger.table, 1, "x")],
-            "while somebody waits for another table",
+            "while a session waits for another table",
         )
         acting.result(trigger.deadline_seconds, "the end of the wait")
     assert trigger.capture().inspect_coverage(both).satisfied

@@ -204,7 +204,7 @@ def test_row_at_the_tid_of_one_from_before_a_truncate_stays(trigger: TriggerHarn
         changes = take(stream, 4, trigger.deadline_seconds)
         assert isinstance(changes[1].event, Truncate)
         assert [change.event for change in changes[2:]] == expected
-        # A file that is the transaction's own already is emptied, not replaced.
+        # TRUNCATE empties a file that the same transaction created instead of replacing it.
         run(
             session,
             f"TRUNCATE {table}",
@@ -241,7 +241,7 @@ def test_ordered_changes_are_durable_also_for_a_role_with_asynchronous_commits(
     trigger.capture().live().close()
     address = trigger.settings.address.with_parameters({"options": "-c synchronous_commit=off"})
     with connect(address) as connection:
-        # Nothing but this session's own commit has the log flushed as far.
+        # Only the commit of this session flushes the WAL that far.
         for _ in range(20):
             reached = change_table.ChangeTable(connection, trigger.settings.name).sequence()
             assert current_position(connection) > reached
@@ -405,7 +405,7 @@ def test_rows_applied_by_logical_replication_are_captured(trigger: TriggerHarnes
         check_same(
             take(stream, 1, trigger.deadline_seconds),
             [upsert(trigger.table, 1, "applied")],
-            "triggers fire for everybody",
+            "triggers fire for every role",
         )
 
 
@@ -440,7 +440,7 @@ def test_second_reader_waits_for_the_first(trigger: TriggerHarness) -> None:
                 waiting.result(0.5, "a change")
             first.close()
             assert waiting.result(trigger.deadline_seconds, "a change").event == upsert(trigger.table, 1, "x")
-    # One that had to wait ends as any other does.
+    # A transaction that had to wait ends normally.
     wait_for(lambda: trigger.open_resources() == ([], []), "nothing open", trigger.open_resources, 5.0)
 
 

@@ -112,7 +112,7 @@ def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_serve
 def test_table_ahead_of_a_promoted_server_is_detected_before_the_start(
     trigger: TriggerHarness, tmp_path: Path
 ) -> None:
-    """Also one that no epoch has brought that far: it was copied as of then."""
+    """Also a table that was copied at that position, although no epoch reached it."""
     trigger.capture().live().close()
     side = source_adapter(config_of(trigger, tmp_path))
     with connect(trigger.settings.address) as connection:

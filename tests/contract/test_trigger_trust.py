@@ -86,7 +86,7 @@ def test_change_table_owned_by_another_role_is_not_used_by_a_superuser(
 def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(
     trigger: TriggerHarness, stranger: str
 ) -> None:
-    """Also by a role that is no superuser: the owner could run a trigger with the rights of the reader."""
+    """Also for a reader that is not a superuser: the owner could run a trigger with the reader's rights."""
     reader = f"{trigger.database.name}_reader"
     trigger.database.execute(f"CREATE ROLE {reader} LOGIN")
     trigger.database.execute(
@@ -115,7 +115,7 @@ def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(
 def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(
     trigger: TriggerHarness, stranger: str
 ) -> None:
-    """Its change table is complete, and would be used if it were of a role that is trusted."""
+    """The change table is complete, and would be used if a trusted role owned it."""
     name = trigger.settings.name
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         Installation(name, stranger, needs_table=True, tables=()).run(session)
@@ -136,7 +136,7 @@ def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(
 def test_role_that_may_only_connect_does_not_hold_up_capture_by_triggers_or_polling(
     trigger: TriggerHarness, stranger: str
 ) -> None:
-    """By the advisory locks that captures took before there were leases."""
+    """Earlier versions used advisory locks instead of leases."""
     name = trigger.settings.name
     taken = (
         "SELECT pg_advisory_lock(hashtextextended('penstock ' || what || %s, 0)) "
@@ -209,7 +209,7 @@ def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) ->
         check_same_set(
             take(stream, 1, trigger.deadline_seconds),
             [upsert(trigger.table, 1, "x")],
-            "by triggers of ours in it",
+            "by the capture's triggers in it",
         )
 
 

@@ -55,7 +55,7 @@ TYPED = {
 
 
 class Values:
-    """A table of the test's own shape, in a schema whose name must be quoted, beside a stream that follows
+    """A table with the columns of the test, in a schema whose name must be quoted, and a stream that captures
     it.
     """
 

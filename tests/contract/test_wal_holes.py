@@ -44,7 +44,7 @@ def alter(wal: WalHarness, statement: str) -> None:
 
 
 def begin(wal: WalHarness, capture: WalCapture) -> Position:
-    """One row, captured and confirmed; gives back where the slot is then."""
+    """Capture and confirm one row; returns the slot's position."""
     with closing(capture.live()) as stream:
         wal.commit(upsert(wal.table, 1, "x"))
         (change,) = take(stream, 1, wal.deadline_seconds)
@@ -53,7 +53,7 @@ def begin(wal: WalHarness, capture: WalCapture) -> Position:
 
 
 def follow_hint(wal: WalHarness, error: PenstockError) -> None:
-    """As far as it is for a machine: the slot by its statement, then the spool."""
+    """Apply the fix as far as a program can: the statement for the slot, then the removal of the spool."""
     statement = f"SELECT pg_drop_replication_slot('{wal.settings.slot}');"
     assert statement in (error.hint or "")
     wal.database.execute(statement)
@@ -114,7 +114,7 @@ def test_P08_a_missing_publication_is_refused_before_the_first_row(wal: WalHarne
 
 @pytest.mark.versions(14, 17)
 def test_P08_error_of_a_server_that_cannot_read_past_the_hole_names_the_fix(wal: WalHarness) -> None:
-    """Nothing was written down when the table was last captured, as by versions before this one."""
+    """No membership is recorded, as with earlier versions."""
     alter(wal, DROPPED[1])
     confirmed = begin(wal, wal.capture())
     shutil.rmtree(wal.settings.spool / "tables")
@@ -145,7 +145,8 @@ def test_P08_unpublishing_a_table_ends_a_running_stream(
     with closing(capture.live()) as stream:
         wal.commit(upsert(wal.table, 1, "x"))
         take(stream, 1, wal.deadline_seconds)
-        # One transaction: between two, the watch may see the publication missing, which is another error.
+        # In one transaction: between two, the check may see that the publication is missing, which is another
+        # error.
         alter(wal, leave if join is None else f"{leave}; {join}")
         error = error_of(stream, wal)
     expected = PublicationError if leave == DROPPED[0] and join is None else TableGapError
@@ -173,7 +174,7 @@ def test_P08_a_table_that_leaves_a_capture_of_all_published_tables_is_reported_o
 def test_P08_a_table_that_was_always_published_is_no_gap_after_a_rename(
     wal: WalHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither is one that was made in the place of another, where all that is made is published."""
+    """A table that replaces a dropped one is no gap either, if every new table is published."""
     alter(wal, "CREATE PUBLICATION {publication} FOR ALL TABLES")
     begin(wal, WalCapture(wal.settings))
     alter(

@@ -132,7 +132,7 @@ def test_stream_snapshot_and_lag_on_every_version(database: Database, tmp_path: 
 
 
 def behind(wal: WalHarness, server: str) -> int:
-    """In bytes, as the server counts them."""
+    """The lag in bytes, as the server computes it."""
     distance = (
         f"SELECT pg_wal_lsn_diff({server}, confirmed_flush_lsn)::bigint FROM pg_replication_slots "
         "WHERE slot_name = %s"

@@ -34,7 +34,7 @@ LONG = "x" * 100_000
 
 
 class Values:
-    """A table of the test's own shape, in a schema whose name must be quoted, beside a stream that follows
+    """A table with the columns of the test, in a schema whose name must be quoted, and a stream that captures
     it.
     """
 
@@ -284,7 +284,7 @@ def test_value_that_is_refused_ends_the_stream_at_its_transaction_after_all_befo
     wal.database.execute(f"ALTER TABLE {wal.other} ADD at timestamptz")
     capture = WalCapture(strict).with_publication_management({wal.table, wal.other}, manage=True)
     capture.live().close()
-    # All are there before anybody reads, so that one look at the spool may bring them all.
+    # All changes exist before the first read, so that one refresh of the spool may return them all.
     wal.database.execute(f"INSERT INTO {wal.table} VALUES (1, 'x'), (2, 'x')")
     wal.database.execute(f"INSERT INTO {wal.other} VALUES (3, 'x', now())")
     before = wal.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0]
@@ -349,7 +349,7 @@ def test_a_delete_that_does_not_carry_the_key_ends_the_stream_after_everything_b
         wal.database.execute(
             f"INSERT INTO {values.sql} VALUES (1, 'a', 1), (2, 'b', 2); DELETE FROM {values.sql} WHERE id = 1"
         )
-        # In one transaction, so that no look at the catalog can find it.
+        # In one transaction, so that no catalog query can observe it.
         wal.database.execute(
             f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT; DELETE FROM {values.sql} WHERE id = 2; "
             f"{caught.value.hint}"

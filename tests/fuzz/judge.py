@@ -27,13 +27,15 @@ class Finding(Exception):
 
 
 def judge(case: FuzzCase) -> bool:
-    """Whether the stream was decoded (else refused), by both in the same way; raises `Finding`."""
+    """Whether both decoders accepted the stream; False if both refused it. Raises `Finding` if
+    they disagree.
+    """
     oracle = Oracle(case.keys, case.prefixes, case.old_rows)
     try:
         transactions: list[OracleTransaction] | None = oracle.decode(case.messages)
     except ProtocolError:
         transactions = None
-    # The oracle looks at a transaction once it is whole; ours does so with one in pieces before.
+    # The oracle decodes a transaction when it is complete; our decoder decodes pieces of it earlier.
     max_open = WHOLE if oracle.has_open_transaction and transactions is not None else case.max_open_messages
     decoder = PgOutputDecoder(
         case.keys, prefixes=case.prefixes, old_rows=case.old_rows, max_open_messages=max_open

@@ -19,8 +19,7 @@ LOTS: Mapping[str, Callable[[int], Lot | ValueLot]] = {"streams": Lot, "values":
 
 _STRETCH_CASES = 500
 _STRETCH_SECONDS = 60
-"""Of the process's own time: on a busy machine, or while it is stopped, the clock on the wall says nothing.
-"""
+"""CPU time of the process: on a busy machine, or while the process is stopped, wall time is meaningless."""
 
 
 @dataclass

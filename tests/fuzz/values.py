@@ -149,7 +149,7 @@ def _text(random: Random) -> bytes | None:
 
 
 def judge_values(case: ValueCase) -> bool:
-    """Whether every text was read (else some were refused). Raises `Finding`."""
+    """Whether every text was read; False if some were refused. Raises `Finding`."""
     whole = _read(case, case.texts)
     if [row for text in case.texts for row in _read(case, (text,))] != whole:
         raise Finding(f"{case.reader}: read texts in another way than each alone")

@@ -517,8 +517,8 @@ def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Check
 def test_a_place_that_cannot_be_written_to_is_named(
     check: Checker, tmp_path: Path, broken: str, below: str
 ) -> None:
-    """A name too long for the disk is refused to the question whether it is there, as one below a directory
-    that is closed to us is.
+    """The check for existence itself fails for a name that is too long for the file system, as for a path
+    below a directory without permission.
     """
     (tmp_path / "file").write_text("in the way")
     place = str(tmp_path / below / "below")

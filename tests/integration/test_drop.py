@@ -57,7 +57,7 @@ class Source:
 
     @property
     def left(self) -> set[str]:
-        """Of slot, publication and trigger."""
+        """Whether slot, publication and trigger exist."""
         found = {
             name
             for (name,) in self.database.query(

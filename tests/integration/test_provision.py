@@ -237,7 +237,7 @@ def test_a_publication_that_leaves_changes_out_is_refused(database: Database, ad
     ensure_capture(address, _slot_name(database), "pub", [ORDERS])
 
 
-@pytest.mark.parametrize("change", ["nobody@", "/no_such_database"])
+@pytest.mark.parametrize("change", ["no_such_role@", "/no_such_database"])
 def test_errors_that_a_retry_cannot_fix_are_not_called_a_lost_connection(
     database: Database, address: SourceAddress, change: str
 ) -> None:

@@ -191,7 +191,7 @@ def test_stuck_consumer_is_kept_alive_and_the_buffer_stays_bounded(source: Sourc
         wait_for(lambda: stream.buffered_bytes > limit, "a full buffer", lambda: stream.buffered_bytes)
         pid = walsender(source)
         largest = watch(lambda: stream.buffered_bytes, seconds=3.0)
-        # The last gulp before the limit may go over it.
+        # The last read before the limit may exceed it.
         assert largest <= limit + (10 << 20)
         assert walsender(source) == pid
         assert read_rows(stream, 100_000) == list(range(1, 100_001))

@@ -123,7 +123,7 @@ def test_orders_are_about_the_table_that_others_go_into(
 def test_S13_routed_tables_are_neither_transformed_silently_nor_left_untransformed(
     tmp_path: Path, path: Path, database: Database
 ) -> None:
-    """Whichever rule says it: a column that was to be dropped must not be in the target."""
+    """Whichever rule sets it: a column that a rule drops must not be in the target."""
     for first, second in (({}, {"columns": {"drop": ["v"]}}), ({"columns": {"drop": ["v"]}}, {})):
         rules = [{"match": "s*.*", **first}, {"match": "s*.orders", "into": "lake.orders", **second}]
         selection = _selected(_write(tmp_path, database, rules))

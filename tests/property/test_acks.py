@@ -19,19 +19,19 @@ from penstock.position import Position
 
 @dataclass
 class Model:
-    """Obvious and slow."""
+    """A simple and slow model."""
 
     point: int
     ticks: list[bool] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
-    """After so many changes, all whole, this position is reached."""
+    """This position is reached after this number of changes of complete transactions."""
 
     def resume(self) -> int:
         floor = next((at for at, tick in enumerate(self.ticks) if not tick), len(self.ticks))
         return max([self.point, *(position for count, position in self.ends if count <= floor)])
 
 
-# A transaction of so many changes; then, if a number is given, so much quiet ground.
+# A transaction with this number of changes, followed by this distance without changes, if given.
 transactions = st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 2)), max_size=8)
 
 
@@ -44,7 +44,8 @@ def test_resume_point_is_the_end_of_the_last_transaction_before_the_first_unconf
     acks: list[Ack] = []
     position = 100
     for changes, quiet in plan:
-        # That a transaction is whole shows in the first change of the next one, or by its being settled.
+        # The watermark learns that a transaction is complete from the first change of the next one, or from
+        # `settle`.
         if changes:
             model.ends.append((len(acks), position))
         position += 10
@@ -130,7 +131,7 @@ def test_confirming_from_many_threads_loses_and_doubles_nothing(_: int) -> None:
     watermark.settle(Position.of(30_000))
 
     def confirm(part: int) -> None:
-        # Neighbours belong to different threads, so that runs are joined all the time.
+        # Neighbouring changes belong to different threads, so that runs are merged constantly.
         for ack in acks[part % 4 :: 4]:
             ack.confirm()
 

@@ -192,7 +192,7 @@ def test_S01_former_versions_get_an_added_column_however_large_an_epoch(
 
 
 class Heap(Source):
-    """Rows that are identified by all their columns only."""
+    """Rows that are identified only by all of their columns."""
 
     @override
     def schema(self) -> TableSchema:

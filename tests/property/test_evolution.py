@@ -42,7 +42,7 @@ def test_S05_S06_a_following_target_equals_the_source_after_any_change_applied_a
         if not changes:
             continue
         now = done[min(end + lag, len(done)) - 1][1].shape()
-        # The log shows nothing of what was done after the last change.
+        # The WAL does not show schema changes after the last row change.
         truth = next(state for change, state in reversed(epoch) if change is not None)
         try:
             target.apply(changes, now)

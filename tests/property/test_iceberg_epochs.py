@@ -58,7 +58,7 @@ KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "de
 
 
 class PlainReader(TableReader):
-    """Reads the rows of a `Lake` instead of having Spark do it."""
+    """Reads the rows of a `Lake` without Spark."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -342,7 +342,7 @@ class FollowingLake:
         self.lake.apply(replace(found, views=views), evolution)
 
     def rows(self, names: list[str]) -> dict[int, dict[str, object]]:
-        """Those that the source has too."""
+        """Rows that the source also has."""
         found = self.lake.rows.to_pylist()
         live = [row for row in found if row.get(CURRENT, True) and not row.get("_deleted", False)]
         return {row[self.known.key[0]]: {name: row[name] for name in names} for row in live}

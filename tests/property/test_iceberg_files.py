@@ -54,7 +54,7 @@ Key = tuple[tuple[Any, str | None], ...]
 
 
 def _files_schema(layout: Layout) -> pa.Schema:
-    """As an Iceberg table would have it; there is no int16 there."""
+    """The types of an Iceberg table, which has no int16."""
     types = [pa.int32() if each.type == pa.int16() else each.type for each in layout.schema]
     fields = zip(layout.schema.names, types, strict=True)
     return pa.schema(

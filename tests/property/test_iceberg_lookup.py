@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
     ]
 )
 FORMER = pa.schema([SCHEMA.field(1).with_name("was"), SCHEMA.field(2), SCHEMA.field(0).with_type(pa.int32())])
-"""As files were written before a column was renamed, one made wider and one added."""
+"""Files written before a column was renamed, one widened and one added."""
 
 _ids, _texts = st.one_of(st.none(), st.integers(0, 2)), st.one_of(st.none(), st.just("x"))
 _keys = st.lists(st.tuples(_ids, _texts), max_size=4)

@@ -59,7 +59,7 @@ def _replay_all(made: MemoryPipeline, source: SourceModel, mode: Mode, draw: ran
     made.sink.faults = iter(draw.choices(["", "before", "after"], k=3))
     for _ in range(5):
         made.open()
-        made.box.order_replay(made.name)  # the order stands until it was carried out
+        made.box.order_replay(made.name)  # the request stays until the replay is done
         with suppress(Died):
             made.applier.apply(Position.of(end))
             break

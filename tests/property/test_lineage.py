@@ -13,7 +13,7 @@ from tests.support.rounds import rounds
 
 @dataclass
 class Model:
-    """A table whose columns are numbers; names play no part, since a rename may give any."""
+    """A table whose columns are numbers; names are ignored, since a rename may assign any name."""
 
     live: list[int]
     width: int

@@ -22,7 +22,7 @@ WANTED = frozenset(PREFIXES[:2])
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a random stream: how many changes each transaction or block of one has."""
+    """Parameters of a random stream: the number of changes in each transaction or block."""
 
     seed: int
     table_count: int

@@ -27,7 +27,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
     "trigger": {},
 }
 
-# What source and target are compared by: in SQL, and in Spark's SQL.
+# Expressions that compare source and target: in Postgres and in Spark SQL.
 COLUMNS = {
     "shop.customers": "id, name, email, vip, balance",
     "shop.orders": "cast(id AS {text}), customer_id, status, total, md5(cast(note AS {bytes}))",
@@ -47,7 +47,7 @@ def test_tables_equal_the_source_after_a_kill_under_load(
     shop = mirror(tables=["shop.*"], source=source, snapshot_chunk_bytes=262_144, spark=small)
     log = tmp_path / "run.log"
     with ShopWorkload(database.dsn, seed=7, pause_seconds=0.02) as workload, database.connect() as late:
-        late.execute("SELECT now()")  # it has begun before everything else, and is the last to commit
+        late.execute("SELECT now()")  # it begins before all others, and commits last
         with started(shop, log) as process:
             wait_for_word("epoch", process, log)
             late.execute("INSERT INTO shop.customers (name) VALUES ('late')")

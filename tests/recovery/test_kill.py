@@ -33,7 +33,7 @@ FEW = [("Snapshot", 3.0), ("Streaming", 8.0), ("epoch", 4.0), ("epoch", 4.0)]
 MORE = [("", 8.0), *FEW, ("Streaming", 8.0)]
 MANY = [("", 8.0)] + [("Snapshot", 3.0)] * 2 + [("Streaming", 8.0)] * 3 + [("epoch", 4.0)] * 4
 TENS = int(os.environ.get("PENSTOCK_TEST_KILLS", "0")) // 10
-# Cases that do not depend on the sink are tried with one of them.
+# Cases that do not depend on the sink run with one sink only.
 PHASES = {"delta": MANY * TENS or MORE, "iceberg": MANY * TENS or FEW}
 
 

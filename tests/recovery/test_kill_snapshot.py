@@ -80,7 +80,7 @@ def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choic
             deadline = time.monotonic() + LIFE_SECONDS
             while not killed():
                 if process.poll() is not None:
-                    return  # of an earlier kill, which it took its time to notice
+                    return  # of an earlier kill, which it noticed late
                 assert time.monotonic() < deadline, f"there is no {kind} to kill:\n{_output(log)}"
                 time.sleep(0.05)
             kinds.pop()
@@ -123,7 +123,7 @@ def _kill_worker(process: subprocess.Popen[bytes], *_: object) -> bool:
 
 
 def _kill_one(process: subprocess.Popen[bytes], sign: str) -> bool:
-    """The youngest: of a daemon and its workers, a worker."""
+    """The youngest process: of a daemon and its workers, a worker."""
     found = sorted(pid for pid, command in _family(process) if sign in command)
     with suppress(ProcessLookupError):
         os.kill(found[-1], signal.SIGKILL)
@@ -150,7 +150,7 @@ KILLERS: dict[str, Callable[[subprocess.Popen[bytes], Database, Mirror], bool]] 
 
 
 def _shuffled(choices: random.Random) -> list[str]:
-    """Each kind in turn, in any order."""
+    """Each kind once, in random order."""
     kinds = [list(KILLERS)[number % len(KILLERS)] for number in range(KILLS)]
     choices.shuffle(kinds)
     return kinds
@@ -187,7 +187,7 @@ def _penstock(victim: Mirror, log: Path, *options: str, timeout: float) -> subpr
 
 
 def _await_chunks(log: Path, process: subprocess.Popen[bytes], count: int) -> None:
-    """Until so many more chunks have been read."""
+    """Wait until this number of further chunks has been read."""
     wanted = len(_chunks(log)) + count
     _await(
         lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are no further chunks", log

@@ -43,7 +43,7 @@ def test_no_row_is_lost_or_doubled_when_something_is_deleted_between_runs(
 def test_no_row_is_lost_or_doubled_when_something_is_put_back_as_it_was_runs_ago(
     database: Database, mirror: MirrorFactory, tmp_path: Path
 ) -> None:
-    """As from a restored backup: its WAL position is long past, and the slot does not go back."""
+    """A restored backup: its WAL position is old, and the slot does not go back."""
     create_shop(database.dsn, customers=50, orders=100)
     shop = mirror(tables=["shop.*"])
     shop.run_once()
@@ -125,7 +125,7 @@ def _lose(shop: Mirror, loss: str) -> None:
 
 def _crash_in_the_first_epoch(shop: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
-        raise SlotLostError("crash")  # of something shared: the run ends, and no table is tried again
+        raise SlotLostError("crash")  # an error with a shared cause: the run ends, and no table is retried
 
     with monkeypatch.context() as patch:
         patch.setattr("penstock.sinks.delta.sink.DeltaSink.apply", crash)

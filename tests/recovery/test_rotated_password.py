@@ -43,7 +43,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 
 def configured(server: EmbeddedPostgres, directory: Path) -> CaptureSettings:
-    """As a run gives them to the capture: by the options of a stream."""
+    """Passed to the capture as options of a stream, as in a run."""
     (directory / "token").write_text("first\n", encoding="utf-8")
     (directory / "pipeline.yaml").write_text(
         f"""

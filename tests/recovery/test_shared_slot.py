@@ -59,7 +59,7 @@ class Inserting(Writing):
 
 
 class Waiting(PipelineObserver):
-    """Keeps why a run waited."""
+    """Records the reasons for which a run waited."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -131,7 +131,9 @@ class Captured:
         return rows
 
     def rows(self, table: str | TableName | int) -> list[Row]:
-        """Every change with its columns and its kind; `_unchanged` and `_exact` only if not empty."""
+        """Every change with its columns and its kind; `_unchanged` and `_exact` only if they are
+        not empty.
+        """
         return [_brief(row) for row in self.full_rows(table)]
 
     def rows_with_old(self, table: str) -> list[Row]:

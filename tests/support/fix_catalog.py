@@ -38,7 +38,7 @@ _HINT = "see to it that Spark can fetch packages on this machine"
 
 Kind = Literal["jdbc", "rest"]
 Described = Callable[[str, Path], dict[str, str]]
-"""By the catalog's name and its warehouse: the settings that Spark wants, without the prefix."""
+"""A function of the catalog's name and warehouse that returns Spark's settings, without the prefix."""
 
 
 def ensure_program() -> Path:
@@ -58,7 +58,7 @@ def ensure_program() -> Path:
 
 
 class RestCatalogs:
-    """Used as a context. Each call gives another catalog, and the address of it."""
+    """A context manager. Each call creates another catalog and returns its address."""
 
     def __init__(self, dsn: str) -> None:
         self._jdbc = jdbc_settings(dsn)
@@ -84,7 +84,7 @@ class RestCatalogs:
         if self._gateway is not None:
             process = self._gateway.java_process
             self._gateway.shutdown()
-            process.stdin.close()  # which the JVM waits for
+            process.stdin.close()  # the JVM waits for it
             process.wait(timeout=60)
 
     def serve(self, name: str, warehouse: Path) -> str:
@@ -109,7 +109,7 @@ class RestCatalogs:
 
 
 def jdbc_settings(dsn: str) -> dict[str, str]:
-    """Of a catalog in that database."""
+    """The settings of a catalog in that database."""
     given = psycopg.conninfo.conninfo_to_dict(dsn)
     settings = {
         "uri": f"jdbc:postgresql://{given['host']}:{given['port']}/{given['dbname']}",
@@ -121,7 +121,7 @@ def jdbc_settings(dsn: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def catalog_dsn(postgres_server: PostgresServer) -> Iterator[str]:
-    """For a database of catalogs, in which each has its own rows."""
+    """Settings for catalogs in one database, in which each catalog has separate rows."""
     created = postgres_server.create_database()
     yield created.dsn
     created.close()

@@ -36,10 +36,10 @@ _SETTINGS = {"max_prepared_transactions": "10", "track_commit_timestamp": "on"}
 
 @contextmanager
 def server_directory() -> Iterator[Path]:
-    """For the data of a server, which may run as another user.
+    """A directory for the data of a server, which may run as another user.
 
-    Not pytest's own temporary directory: every pytest that starts on this machine shuts all other users out
-    of it.
+    It is not in pytest's temporary directory, because every start of pytest removes the permissions of other
+    users there.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-pg-") as directory:
         yield Path(directory)
@@ -138,7 +138,7 @@ class Database:
 
 
 class PostgresServers:
-    """The servers of this run, one a version, each started when it is first asked for."""
+    """The servers of this run, one for each version, started at first use."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

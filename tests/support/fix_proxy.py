@@ -16,7 +16,7 @@ _CHUNK_BYTES = 65536
 
 
 class TcpProxy:
-    """Passes bytes between clients and one target, until it is told to fail.
+    """Passes bytes between clients and one target, until a test makes it fail.
 
     `cut()` closes every connection, `refuse()` makes new ones fail as if no server listened, `delay(seconds)`
     holds every chunk back, and `half_open()` swallows what comes in from either side and closes nothing, as a
@@ -61,7 +61,7 @@ class TcpProxy:
         listener, self._listener = self._listener, None
         if listener is not None:
             with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # Wakes the accepting thread.
+                listener.shutdown(socket.SHUT_RDWR)  # This wakes the accepting thread.
             listener.close()
         if self._acceptor is not None:
             self._acceptor.join(timeout=10)
@@ -186,10 +186,10 @@ class _Link:
                 if not self._proxy.swallowing:
                     drain.sendall(chunk)
         if self._proxy.swallowing:
-            return  # The other side does not learn of it; close() will clear up.
+            return  # The other side is not informed; close() cleans up.
         self.shut_down()
         if threading.current_thread() is self._threads[0]:
-            # One of the two clears up, when the other is done.
+            # The thread that ends last cleans up.
             self._threads[1].join(timeout=10)
             for end in self._sockets:
                 end.close()

@@ -39,8 +39,8 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 
 def _has_room() -> bool:
-    """Containers often have a /dev/shm of 64 MB, and a large one is worth no more than the memory
-    behind it.
+    """Containers often have a /dev/shm of 64 MB, and the size of a large one may exceed the
+    available memory.
     """
     if not os.access(_MEMORY, os.W_OK):
         return False

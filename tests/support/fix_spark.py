@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.8"
-"""For an Iceberg catalog that is a database."""
+"""The JDBC driver, for Iceberg catalogs in a database."""
 
 
 _FOR_WORKERS = Path(__file__).parent / "workers"
@@ -22,7 +22,7 @@ _FOR_WORKERS = Path(__file__).parent / "workers"
 
 
 def pytest_configure() -> None:
-    """Sessions and `penstock run` in processes of their own inherit the environment, and pass it on to their
+    """Sessions and `penstock run` in separate processes inherit the environment, and pass it on to their
     workers.
     """
     given = os.environ.get("PYTHONPATH", "")
@@ -50,7 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         packages=packages,
         conf={
             **SHORT_LIVED,
-            # a session keeps every catalog and table that it has seen, and sees those of all tests
+            # a session caches every catalog and table that it has loaded, those of other tests included
             "spark.driver.memory": "4g",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),

@@ -39,7 +39,7 @@ from tests.support.sinks.source import NULL, Row, Source, Value, whole
 
 
 class Died(BaseException):
-    """In the place of SIGKILL."""
+    """Simulates SIGKILL."""
 
 
 class ListSink(PositionSink):
@@ -80,7 +80,7 @@ class ListSink(PositionSink):
         if fault == "after":
             raise Died
         if fault == "lost":
-            raise SinkRefusedError("nobody knows whether it did", hint="look")
+            raise SinkRefusedError("the outcome is unknown", hint="look")
 
     @override
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
@@ -118,7 +118,7 @@ class MemoryPipeline:
         self.writer = SpoolWriter(root / "spool", Position.of(source.fence))
         self.replayed: list[TableName] = []
         self.many = 2
-        """Files of letters that become one."""
+        """Number of dead-letter files that are compacted into one."""
         self.open()
 
     def open(self) -> None:
@@ -179,7 +179,7 @@ def memory_pipeline(source: Source, mode: Mode, rows: list[Record]) -> Iterator[
 
 @contextmanager
 def dying_writes(after: int) -> Iterator[None]:
-    """The store dies at its step number `after`."""
+    """The store raises a simulated crash at its step number `after`."""
     left = [after]
     names = ("rename", "put", "delete")
     real: dict[str, Callable[..., Any]] = {name: getattr(storage, name) for name in names}

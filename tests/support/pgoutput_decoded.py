@@ -35,8 +35,8 @@ def expected(transactions: Iterable[OracleTransaction]) -> list[Placed]:
 
 @dataclass
 class Decoded:
-    """The steps of the log as decoded rows, with values that a streamed block learns from its commit, and
-    without rolled-back changes.
+    """The steps of the log as decoded rows. Rows of streamed blocks have the values of their commit;
+    rolled-back changes are removed.
     """
 
     rows: list[Placed] = field(default_factory=list)

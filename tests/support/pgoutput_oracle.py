@@ -66,7 +66,7 @@ class Oracle:
     old_rows: bool = False
     transactions: list[OracleTransaction] = field(default_factory=list)
     messages: list[LogicalMessage] = field(default_factory=list)
-    """Those outside of transactions."""
+    """The messages outside of transactions."""
 
     def __post_init__(self) -> None:
         self._tables: dict[int, tuple[int, TableSchema, bool]] = {}
@@ -200,7 +200,8 @@ class Oracle:
         stream = self._ended(xid)
         del self._streams[xid]
         self._commit(xid, end, microseconds, stream)
-        # The last description holds: one sent outside the transaction may be newer than its own.
+        # The last description is valid: one sent outside the transaction may be newer than the transaction's
+        # own.
         for oid, described in stream.tables.items():
             self._tables[oid] = max(described, self._tables.get(oid, described), key=lambda each: each[0])
 

@@ -32,7 +32,7 @@ class Made:
 @dataclass(frozen=True)
 class PlainQuery(Queries):
     columns: Mapping[str, str | Made] = field(default_factory=dict)
-    """By name: a column of the source as it is, or how it is made."""
+    """By name: a column of the source, or the function that computes the column."""
     where: Made | None = None
     read: list[list[str]] = field(default_factory=list)
     """The columns of all files that were queried."""
@@ -41,7 +41,7 @@ class PlainQuery(Queries):
         return Transform(sql="SELECT …", needs_key=needs_key, analyse=self.analyse)
 
     def condition(self) -> Transform:
-        """Only the condition, as one that is not simple."""
+        """A query with only a condition, which counts as not simple."""
         return Transform(where="f(x)", analyse=self.analyse)
 
     def analyse(self, text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
@@ -56,7 +56,7 @@ class PlainQuery(Queries):
 
     @override
     def answer(self, fitted: Fitted, files: Sequence[str], directory: str) -> None:
-        """One file for each, in reverse: answers need not be in the order of the questions."""
+        """One file for each input, in reverse order: results need not be in the order of the inputs."""
         Path(directory).mkdir()
         number = row_column(fitted.source.column_names)
         for at, path in enumerate(files):
@@ -80,7 +80,7 @@ class PlainQuery(Queries):
         return found
 
     def ask(self, fitted: Fitted, rows: pa.Table) -> Answers:
-        """About rows, or changes, as a whole."""
+        """Evaluate a query for all rows or changes."""
         with TemporaryDirectory() as directory:
             path = write_questions(fitted, rows, directory, 7)
             if path is not None:

@@ -58,7 +58,7 @@ def ensure_registry() -> Path:
 
 
 class EmbeddedRegistry:
-    """Runs between `__enter__` and `__exit__`; `url` is where it has Confluent's API."""
+    """Runs between `__enter__` and `__exit__`; `url` is the address of Confluent's API."""
 
     def __init__(self) -> None:
         self._port = _free_port()

@@ -50,7 +50,7 @@ def test_an_error_survives_the_way_between_processes(kind: type[PenstockError], 
 
 
 def test_of_an_exception_that_is_not_ours_only_the_kind_is_shown() -> None:
-    """Their own words may quote a row: `The value 'hunter2' of the type "STRING" cannot be cast`."""
+    """Other libraries may quote a row: `The value 'hunter2' of the type "STRING" cannot be cast`."""
     text = "[CAST_INVALID_INPUT] The value 'hunter2' of the type \"STRING\" cannot be cast"
     gone = type("Py4JJavaError", (Exception,), {"java_exception": property(lambda self: SimpleNamespace())})
     found = [describe(kind("hunter2")) for kind in (ValueError, KeyError, OSError, gone)]

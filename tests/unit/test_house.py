@@ -70,7 +70,7 @@ BANNED = re.compile(
     r"_]told)(?![a-z])",
     re.IGNORECASE,
 )
-BANNED_COUNTS = {"src": 31, "tests": 78, "docs": 4}
+BANNED_COUNTS = {"src": 24, "tests": 28, "docs": 0}
 """Banned words that are left in each area. The numbers may only fall."""
 UNCHECKED = frozenset({"docs/glossary.md", "tests/unit/test_house.py", "tests/unit/test_idiom.py"})
 """The glossary lists former terms, and these modules banned words."""

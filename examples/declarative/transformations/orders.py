@@ -1,6 +1,6 @@
-"""Streaming tables that are fed from Postgres.
+"""Streaming tables that read from Postgres.
 
-Every run takes in what has committed since the last one, and ends.
+Every run processes the changes committed since the last run, and ends.
 
 Settings come from the environment of `spark-pipelines`: SHOP_DSN, SHOP_STATE (a directory that the executors
 reach), and PGPASSWORD.
@@ -38,8 +38,8 @@ def order_activity() -> DataFrame:
     return spark.read.table("order_changes").groupBy("_change_type").count()
 
 
-# AUTO CDC folds changes into a mirror of the table. Spark 4.2 and later have it, but refuse every open table
-# format as its target so far: set SHOP_MIRROR=true the day that yours takes MERGE.
+# AUTO CDC applies changes to a mirror of the table. Spark 4.2 and later have it, but refuse every open table
+# format as its target so far. Set SHOP_MIRROR=true when your table format supports MERGE.
 if os.environ.get("SHOP_MIRROR") == "true":
     dp.create_streaming_table("orders")
     dp.create_auto_cdc_flow(  # type: ignore[attr-defined]  # not in Spark 4.1

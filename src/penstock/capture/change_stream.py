@@ -86,8 +86,8 @@ class LiveChanges:
 
     def close(self) -> None:
         """Store what has been confirmed, confirm it to the server, and release slot and spool. Wakes a thread
-        that waits for a change. All of this is complete when the call returns, even if another thread had
-        begun it.
+        that waits for a change. All of this is complete when the call returns, even if another thread called
+        `close` first.
         """
         with self._closing:
             self._end()

@@ -71,7 +71,7 @@ class EventBuilder:
         self._table = schema.name
         self._names = schema.column_names
         self._key = [(name, self._names.index(name)) for name in schema.key]
-        # Without a key, the whole row identifies itself.
+        # Without a key, all values together identify the row.
         self._old = self._key or [(name, place) for place, name in enumerate(self._names)]
 
     def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[object, ...]]:
@@ -125,8 +125,8 @@ def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice
 
 def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
     """Reverse delete and insert of a key change with unchanged TOAST values, so that a consumer that applies
-    them in order can still read those values from the old row. The delete has the previous ordinal; the two
-    exchange their ordinals, so that ordinals still ascend.
+    them in order can still read those values from the old row. The delete's ordinal is one less than the
+    insert's. The two events exchange their ordinals, so that ordinals still ascend.
     """
     held: PlacedEvent | None = None
     for placed in events:

@@ -105,8 +105,8 @@ def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None
             )
         raise ConfigError(
             f"types.numeric is {types.numeric}, and the capture into {spool} writes {status.numeric}",
-            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that is "
-            "new there, start the capture first",
+            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that "
+            "was changed just now, restart the capture first",
         )
 
 

@@ -96,7 +96,7 @@ def publication_blockers(
 def ownership_blockers(
     publication: Publication | None, relations: Sequence[Relation], trust: Trust
 ) -> Iterator[Blocker]:
-    """A publication whose owner is not trusted, and could omit changes of tables of other owners."""
+    """A publication whose owner is not trusted, since it could omit changes of other owners' tables."""
     if publication is None or trust.covers_or_owns_database(publication.owner):
         return
     if all(relation.owner == publication.owner for relation in relations if relation.oid is not None):
@@ -149,7 +149,7 @@ def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str =
 
 
 def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
-    """Why a relation cannot be captured, or what publishing it would break."""
+    """Why a relation cannot be captured, or which statements would fail once it is published."""
     for relation in relations:
         yield from _relation_blockers(publication, relation)
 
@@ -160,7 +160,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
         yield Blocker(
             NoTablesError.code,
             f"there is no table {name} in the source",
-            "check the name; case counts",
+            "check the name, which is case-sensitive",
             (name,),
         )
         return
@@ -269,7 +269,7 @@ def _identity_fault(heap: HeapIdentity) -> str:
 
 
 def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
-    """A better remedy than REPLICA IDENTITY FULL, which always works; empty if there is none."""
+    """A cheaper remedy than REPLICA IDENTITY FULL, which always works; empty if there is none."""
     own = table_sql(heap.name)
     if heap.is_immediate:
         return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
@@ -323,8 +323,8 @@ def role_blockers(
     statement: str,
     publisher: str | None,
 ) -> Iterator[Blocker]:
-    """The rights that the role lacks for closing the gap. `statement` closes it, and `publisher` may run it;
-    None: a superuser.
+    """The rights that the role lacks for closing the gap. `statement` closes the gap, and `publisher` is a
+    role that may run it; None if only a superuser may.
     """
     if role.is_on_standby:
         yield from write_blockers(role, statement)
@@ -477,8 +477,8 @@ def ensure_capture(
     on_wait: OnWait = log_wait,
 ) -> tuple[Slot, list[TableName]]:
     """Create the missing publication and slot, in the only safe order. Returns the slot, and the tables that
-    were not published before, whose earlier changes are not in the log. Raises if there are blockers.
-    Creating a slot waits for open transactions; `on_wait` is called once a second with them.
+    were not published before. Earlier changes of those tables are not in the stream. Raises if there are
+    blockers. Creating a slot waits for open transactions; `on_wait` is called once a second with them.
     """
     with connect(address) as connection:
         server = inspect_server(connection)
@@ -514,7 +514,7 @@ class CoveragePlan:
     addition: Addition | None
 
     def run(self, connection: Connection) -> bool:
-        """Returns whether it was done, as `Addition.run` does."""
+        """Run the statement. Returns whether the gap was closed, as `Addition.run` does."""
         if self.addition is None:
             return True
         if not self.addition.run(connection):

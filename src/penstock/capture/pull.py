@@ -11,8 +11,8 @@ lost, since targets compare them with their applied positions. The simplest such
 position: see `penstock.postgres.consistent_read`.
 
 After a crash the feed resumes from the last mark in the spool or from the last confirmed one, whichever is
-later. It may then return the changes after that mark again, either identical to before or in a form that an
-upsert applies twice without harm.
+later. It may then return the changes after that mark again: either the identical changes, or changes that can
+be applied twice as upserts.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
 
     @abstractmethod
     def poll(self) -> Iterator[LogStep]:
-        """Query the source once, and yield what is new since the last poll; nothing if nothing is new.
+        """Query the source once, and yield the changes since the last poll, if there are any.
 
         `FeedCapture` calls it every `interval_seconds` and exhausts the iterator. After an error it closes
         the session and opens another one at the last mark in the spool. Steps are `Transactions`, or pieces
         and their commit for a transaction that is too large for memory. Their positions are between the
-        previous mark and the new one, and the last step ends at the new one. A step without rows stores the
-        mark at once although nothing is new.
+        previous mark and the new one, and the last step ends at the new one. To store a mark at once without
+        changes, yield a step without rows.
         """
 
     @abstractmethod
@@ -95,12 +95,12 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
 
 
 class ChangeFeed(ABC):
-    """Describes what to poll. A value, which holds no resources."""
+    """Describes a source to poll. A value that holds no resources."""
 
     @abstractmethod
     def ensure(self) -> Mark:
-        """Return the last confirmed mark. Without one, create the first mark durably: later commits come
-        after it.
+        """Return the last confirmed mark. If there is none, create the first mark durably: it is before all
+        later commits.
         """
 
     @abstractmethod
@@ -218,8 +218,8 @@ class FeedCapture(CaptureThread):
         super()._sealed(manifest)
 
     def _pause_seconds(self) -> float:
-        """The interval of the feed, or longer while many segments wait for their consumers: each poll makes
-        one.
+        """The interval of the feed, or longer while many segments wait for their consumers: each poll creates
+        a segment.
         """
         waiting = self._usage.waiting(self._released)
         return max(

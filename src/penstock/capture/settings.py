@@ -1,11 +1,12 @@
 """Settings of a capture: options, limits, polling rules, and the confirm mode. They have a text form, since
 they are passed as options of the Spark source.
 
-Confirm mode `applied` (the default) confirms what every consumer of the spool has released. `spooled`
-confirms what is sealed, and so on disk: the server can remove WAL sooner, and until the targets have the
-changes, only the spool does. With a limit on the WAL that the slot may retain, `applied` switches to
-`spooled` above it, and back when the targets have caught up well below it. It switches only while the targets
-are behind the sealed position: WAL that a long transaction retains does not depend on the confirm mode.
+Confirm mode `applied` (the default) confirms positions that every consumer of the spool has released.
+`spooled` confirms sealed positions, whose changes are on disk: the server can remove WAL sooner, but until
+the targets have the changes, the spool is their only copy. With a limit on the WAL that the slot may retain,
+`applied` switches to `spooled` above it, and back when the targets have caught up well below it. It switches
+only while the targets are behind the sealed position: WAL that a long transaction retains does not depend on
+the confirm mode.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ class ConfirmPolicy:
     def update(
         self, server: Position, restart: Lsn | None, released: Position | None, sealed: Position | None
     ) -> bool:
-        """Process a sample of the server; returns whether the mode changed. The retained WAL counts from the
-        slot's restart point or from the released position, whichever is earlier: what `applied` retains or
-        would retain. So the mode stays `spooled` while the consumers are behind, although the slot itself has
-        advanced.
+        """Process a sample of the server; returns whether the mode changed. The retained WAL is measured from
+        the slot's restart point or from the released position, whichever is earlier. In both modes this is
+        the WAL that `applied` would retain. So the mode stays `spooled` while the consumers are behind,
+        although the slot itself has advanced.
         """
         if self._max_retained_bytes is None or self._configured is Confirm.SPOOLED:
             return False

@@ -9,7 +9,7 @@ consumer of the spool has released.
 
 Health checks have their own thread and short-lived connections, so that a slow answer does not delay the
 stream. If a check fails, the previous sample stays valid; the stream detects by itself that the server is
-gone. It cannot detect that the publication, or a table of it, was removed, which the checks do.
+gone. Only the health checks detect that the publication, or a table in it, was removed.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class SourceWatch:
         )
 
     def _behind_seconds(self, sample: SourceSample, commit_time: datetime | None) -> float | None:
-        """The time since the last sealed commit, or since the capture was last level with the server, if that
-        is later: nothing had committed in between.
+        """The time since the last sealed commit, or since the capture last had everything that the server had
+        committed, whichever is later.
         """
         if self._level is sample:
             return 0.0

@@ -1,10 +1,10 @@
 """Check the source before and during capture: WAL continuity, same database system, uninterrupted publication
 membership.
 
-Before the first row: is it the same database system, does its timeline share the WAL up to the captured
-position, and do slot and spool together contain everything after that position? The checks run from the most
-general cause to the most specific: another server, the slot, the continuity, the publication, and last a
-current reader of the slot, which is the only problem that resolves itself.
+Three questions are answered before the first row. Is it the same database system? Does its timeline share the
+WAL up to the captured position? Do slot and spool together contain everything after that position? The checks
+run from the most general cause to the most specific: another server, the slot, the continuity, the
+publication, and last a current reader of the slot, which is the only problem that resolves itself.
 
 The spool stores the membership of each consumer's tables. Losing the spool loses this record, and nothing
 else. Only the catalog at two times is compared: a table that was added, removed and added again between two
@@ -93,9 +93,10 @@ def check_system(
     name: str,
 ) -> None:
     """Raise unless the WAL of the server `now` continues from `held`, which was captured from the server
-    `before`. A change of timeline is accepted only if everything captured is before the switch; if the slot
-    `name` was synchronised from the primary (Postgres 17 and later), since another slot may lack catalog rows
-    that decoding needs; and if the slot is not past the captured position, which `check_continuity` verifies.
+    `before`. A change of timeline is accepted under three conditions. Everything captured is before the
+    switch. The slot `name` was synchronised from the primary (Postgres 17 and later), since another slot may
+    lack catalog rows that decoding needs. The slot is not past the captured position, which
+    `check_continuity` verifies.
     """
     if now == before:
         return
@@ -161,7 +162,9 @@ _NAMED = 5
 
 
 def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:
-    """Raise if there is no publication. Since version 18 the server would send nothing, without an error."""
+    """Raise an error if there is no publication. Since Postgres 18 the server sends no changes in that case,
+    and reports no error.
+    """
     name = settings.publication
     if inspect_publication(connection, name) is not None:
         return
@@ -188,8 +191,8 @@ class MembershipWatch:
         required: Collection[TableName],
         takes: Collection[TableName] | None,
     ) -> None:
-        """`takes` are the tables that the consumer reads by name; None: everything that is published, of
-        which the `required` must stay.
+        """`takes` are the tables that the consumer reads by name. None stands for all published tables, of
+        which the `required` ones must stay published.
         """
         self._settings = settings
         self._consumer = consumer

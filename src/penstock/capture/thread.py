@@ -87,8 +87,8 @@ class CaptureThread(ABC):
 
     @property
     def trouble(self) -> BaseException | None:
-        """Why no changes arrive; None if there is no problem. The only report of a capture that waits for the
-        spool's lock.
+        """Why no changes arrive; None if there is no problem. A capture that waits for the spool's lock
+        reports this here only, since it must not write the status file.
         """
         return self._trouble
 

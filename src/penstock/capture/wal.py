@@ -64,11 +64,12 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     def live(self) -> ChangeStream:
         """Create missing objects, then follow the slot.
 
-        Raises at once if the stream cannot start: if the server cannot be reached, for example, or if a table
-        was out of the publication since the last run, since its changes in between are in no log. `next`
-        raises later problems: the same within half a minute; a slot that was dropped, invalidated or advanced
-        by others; a spool that is full because other consumers are behind; invalid protocol bytes. Any thread
-        may call `close`, which ends a waiting `next`.
+        Raises at once if the stream cannot start, for example if the server cannot be reached. It also raises
+        if a table was out of the publication for some time since the last run, because the server does not
+        send its changes from that time. `next` raises later problems: a table that leaves the publication
+        (within half a minute); a slot that was dropped, invalidated or advanced by others; a spool that is
+        full because other consumers are behind; invalid protocol bytes. Any thread may call `close`, which
+        ends a waiting `next`.
 
         An unreadable value, or with `types.on_unrepresentable: error` one that its type cannot hold, ends the
         stream at its transaction, since one stream contains all tables: all transactions before it are

@@ -5,8 +5,8 @@ delivered. Changes that are confirmed without a gap from the first one are repre
 floor; changes confirmed beyond a gap are kept as runs. So memory grows with the number of gaps, not with the
 number of changes: a delivered change costs only its own acknowledgement object.
 
-`CumulativeAcks` is for readers that acknowledge a key, such as a place in a stream or an epoch, and with it
-everything before.
+`CumulativeAcks` is for readers whose acknowledgement of one key, such as a place in a stream or an epoch,
+covers everything before it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Value = TypeVar("Value")
 class _Transaction:
     """A commit of which changes have been delivered.
 
-    `before` is the position that is reached if the transaction is not confirmed, and `end` the one that is
-    reached if it is; `end` is past the commit if no changes follow it. `last` is the number of its last
-    change, None while more may follow.
+    `before` is the resume position while the transaction is unconfirmed, `end` the one after it is confirmed.
+    `end` is past the commit if no changes follow it. `last` is the number of its last change, None while more
+    may follow.
     """
 
     __slots__ = ("before", "end", "last", "position")
@@ -99,8 +99,8 @@ class AckWatermark:
             return NumberedAck(self, self._delivered, self._current)
 
     def settle(self, position: Position) -> None:
-        """Mark everything up to `position` as delivered: the last transaction is complete, and no change
-        follows it up to there.
+        """Mark everything up to `position` as delivered: the last transaction is complete, and no further
+        change ends at or before `position`.
         """
         with self._lock:
             self._end_transaction()
@@ -140,7 +140,7 @@ class AckWatermark:
             self._current.last = self._delivered
 
     def _merge_neighbours(self, run: _Run) -> _Run:
-        """Remove the runs that end before or begin after `run`, and extend it by them."""
+        """Merge the run that ends right before `run`, and the run that begins right after it, into `run`."""
         left = self._by_last.pop(run.first - 1, None)
         if left is not None:
             del self._by_first[left.first]

@@ -112,7 +112,7 @@ def capture(
 def check(
     config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Check everything that a run needs, and list all problems with their fixes.
+    """Check what a run needs, and list all problems with their fixes.
 
     Changes nothing. Exit code 0: ready to run, 2 or 3: not.
     """

@@ -23,7 +23,7 @@ class ExistingPolicy(StrEnum):
     ADOPT = "adopt"
     """The pipeline takes the table over.
 
-    It keeps its rows until a snapshot is complete, whose rows then replace them.
+    The table keeps its rows until a snapshot is complete; then the rows of the snapshot replace them.
     """
     REPLACE = "replace"
     """The table is deleted with all its data, and the pipeline creates its own."""
@@ -83,7 +83,7 @@ class SchemaRule:
 
     policy: SchemaPolicy = SchemaPolicy.EVOLVE
     can_resync: bool = True
-    """That of the table mode."""
+    """Whether the table mode allows a resync."""
     transform: Transform | None = None
     """The transform of the table's rows."""
 

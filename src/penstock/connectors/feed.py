@@ -485,9 +485,9 @@ class Feed:
         """Deliver the changes in `(at, upto]`. Before a value that ends the stream, deliver the whole
         transactions before it and return its error.
 
-        In that case the floor does not move. No commit ends directly before the rejected one, and only
-        positions of commits may be confirmed: the server skips a transaction if its commit record *begins*
-        before the confirmed position.
+        In that case the floor does not move. Only the end positions of commits may be confirmed, and no known
+        position lies right before the rejected commit. The server skips a transaction if its commit record
+        *begins* before the confirmed position.
         """
         found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
         rejected = found.first_rejected(reject_inexact=self._settings.types.rejects_inexact)

@@ -254,8 +254,8 @@ class PostgresConnector(SourceConnector):
 
     @override
     def supports_replay(self) -> bool:
-        """True. Replay works from any checkpoint at or after the last acknowledged epoch, and from earlier
-        checkpoints as long as the spool contains their changes.
+        """True. Replay works from any checkpoint at or after the last acknowledged epoch. It works from
+        earlier checkpoints as long as the spool contains their changes.
         """
         return True
 

@@ -1,8 +1,8 @@
 """Progress of a connector's consumer, its checkpoint format, and the position of each epoch.
 
-The stream is delivered in ranges of whole transactions, table by table. A consumer has all changes up to one
-position, the floor, and further changes of some tables: up to a change within the range, or up to the fence
-of their snapshot. Only the floor may be acknowledged.
+The stream is delivered in ranges of whole transactions, table by table. A consumer has all changes of all
+tables up to one position, the floor. Of some tables it has further changes: up to a change within the range,
+or up to the fence of the table's snapshot. Only the floor may be acknowledged.
 
 In a checkpoint, `offsets` has the floor under `stream`, and an entry for each table that is further:
 `0/16B3748` for all commits up to there, `0/16B3748+17` if only the first 17 changes of that commit were

@@ -152,9 +152,9 @@ class ChangeCapture(ABC):
     def live(self) -> ChangeStream:
         """Stream changes from the resume point, without end.
 
-        Called once per start, by the one process that captures. A second stream beside the first waits or
-        fails. When the call returns, the resume point exists: every later commit will be delivered, even if
-        the first change is read much later. Call it before `snapshot`, and no change is lost between the two.
+        Called once per start, by the one process that captures. A second concurrent stream waits or fails.
+        When the call returns, the resume point exists: every later commit will be delivered, even if the
+        first change is read much later. Call it before `snapshot`, and no change is lost between the two.
 
         Delivery is at least once, in whole transactions in commit order. After a restart, delivery starts
         with the first transaction that has an unconfirmed change, even if later changes were confirmed. The

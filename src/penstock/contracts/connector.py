@@ -302,8 +302,8 @@ class SourceConnector(ABC):
         """A flag with which the connector requests a checkpoint at once; always the same object.
 
         After each `poll_batch` the consumer checks the flag, clears it, then takes a checkpoint and makes it
-        durable. In another order a request may be lost. The connector only sets the flag. The default is
-        None: no requests.
+        durable. If the consumer does this in another order, a request may be lost. The connector only sets
+        the flag. The default is None: no requests.
         """
         return None
 

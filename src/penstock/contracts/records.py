@@ -227,19 +227,20 @@ class RecordSource(ABC):
         """The record after `position`, the caller's current one; the first record for None.
 
         Called in a loop, with the position of the last record, or with the one that the last run stored. The
-        same position returns the same record until that is acknowledged, so a caller that failed to handle a
-        record reads it again. An earlier position goes back.
+        same position returns the same record until the record is acknowledged, so a caller that failed to
+        handle a record reads it again. A caller can go back by passing an earlier position.
 
         In a snapshot, a caller can go back by one record only, and positions are valid only for the same
         source object. Any other position of a snapshot, for example after a restart, raises
         `SnapshotInterruptedError`. Then empty the target and read from None: otherwise rows deleted in the
         meantime would stay in the target. The position of the last row is that of a complete snapshot, and
-        stays valid. None takes a new snapshot once the first record was acknowledged or a later one was read.
+        stays valid. Passing None takes a new snapshot if the first record was acknowledged, or a later record
+        was read.
 
         Raises `RecordNotFoundError` after a short wait if there is no record yet: try again. Raises
         `RecordGoneError`, a subclass with another `recovery`, if the record is no longer available or
-        `position` belongs to another source; it never skips records. Raises `NoRowsError` before `open` and
-        after `teardown`, also in a thread that is waiting.
+        `position` belongs to another source; `read` never skips records. Raises `NoRowsError` before `open`
+        and after `teardown`, also in a thread that is waiting.
 
         It acknowledges nothing. Usual mistake: keeping the position only in memory; a restart then starts at
         the first record.
@@ -251,9 +252,9 @@ class RecordSource(ABC):
         again.
 
         Called after the commit of the target, from any thread, any number of times; a position before an
-        acknowledged one has no effect. Calls in quick succession may reach the source together, with a later
-        call, or with `teardown` at the latest. Positions of an earlier run are valid, so a caller may repeat
-        its last one after a restart. A position that this source never returned raises `RecordGoneError`.
+        acknowledged one has no effect. The source may receive several quick calls as one: with a later call,
+        or with `teardown` at the latest. Positions of an earlier run are valid, so a caller may repeat its
+        last one after a restart. A position that this source never returned raises `RecordGoneError`.
         Positions of a snapshot have no effect, except its last. No other call lets the source remove
         anything, neither `read` nor `teardown`. A caller with several workers acknowledges up to the first
         record that is not done. Raises `NoRowsError` before `open` and after `teardown`: the call has no

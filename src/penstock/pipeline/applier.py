@@ -187,8 +187,8 @@ class EpochApplier:
 
     @property
     def is_level(self) -> bool:
-        """Whether every table has the catalog's schema, and an epoch of this run has processed it or does not
-        have to.
+        """Whether every table has the catalog's schema, and no table waits for its first epoch of
+        this run.
         """
         return self.tables.is_settled and not self._has_catalog_changes(None)
 
@@ -359,7 +359,7 @@ class EpochApplier:
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
         """Tables whose changes arrive under another name, with the reason.
 
-        Resyncs are ordered before anything is applied.
+        Orders their resyncs before any change is applied.
         """
         statuses, targets = self.tables.statuses, self.tables.targets
         live = {
@@ -374,8 +374,8 @@ class EpochApplier:
         return found
 
     def _mark_dropped(self, renamed: Mapping[TableName, str], end: Position) -> None:
-        """Mark tables as dropped if this epoch had the last change of the table, or the last under this
-        name.
+        """Mark tables as dropped if this epoch had the last change of the table, or its last change under
+        this name.
         """
         for name in self.tables.live():
             gone = self._tracker.gone(name, end)

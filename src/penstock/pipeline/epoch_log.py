@@ -77,7 +77,9 @@ class EpochLog:
         )
 
     def newest(self, wanted: Callable[[Epoch], bool]) -> Epoch | None:
-        """The newest row that is `wanted`; None if there is none. Reads all of them in the worst case."""
+        """The newest row for which `wanted` is true; None if there is none. Reads all rows in the
+        worst case.
+        """
         while True:
             # In the order of their last rows. A row may be in two files, never in none.
             paths = sorted(

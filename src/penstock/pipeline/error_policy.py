@@ -89,8 +89,8 @@ operator.
 
 
 def attempts_without_any_target(errors: Sequence[PenstockError]) -> int:
-    """How often a pipeline restarts if no target can be read. For damaged files only a few times; for other
-    errors as often as within a run.
+    """How often a pipeline restarts if no target can be read. If files are damaged, only a few times; after
+    other errors, as often as within a run.
     """
     if all(isinstance(error, TargetFileLostError) for error in errors):
         return FILE_ATTEMPTS
@@ -234,7 +234,7 @@ class ResyncLimit:
         self._resyncs: dict[TableName, list[float]] = {}
 
     def check(self, table: TableName, reason: str) -> None:
-        """Count a resync; `TableFailedError` if there were too many within an hour."""
+        """Count a resync. Raises `TableFailedError` if there were too many within an hour."""
         now = self._clock()
         recent = [at for at in self._resyncs.get(table, []) if at > now - _RESYNC_WINDOW_SECONDS]
         if len(recent) >= MOST_RESYNCS:

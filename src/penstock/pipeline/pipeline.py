@@ -1,8 +1,8 @@
 """`Pipeline`: keep target tables equal to their source, from one configuration.
 
-Start-up: lock, inspect source and target, ensure publication and slot. Then one streaming query over the
-control stream, whose `foreachBatch` applies epochs, and snapshots of new tables in parallel. Spark's
-checkpoint only triggers epochs; the applied positions are in the targets.
+At the start, a run takes the lock, inspects source and target, and ensures publication and slot. Then it runs
+one streaming query over the control stream, whose `foreachBatch` applies epochs, and copies new tables in
+parallel. Spark's checkpoint only triggers epochs; the applied positions are in the targets.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _iceberg_sink(
 
 
 def open_targets(config: PipelineConfig) -> Targets:
-    """Inspect the target tables without Spark; `EnvironmentUnfitError` if that is not possible."""
+    """Inspect the target tables without Spark. Raises `EnvironmentUnfitError` if that is not possible."""
     if config.sink.postgres is not None:
         from penstock.sinks.postgres.targets import PostgresTargets
 

@@ -211,15 +211,15 @@ class TableLifecycle:
         self.transition(name, event, lambda _: status)
 
     def add_adopted(self, name: TableName) -> None:
-        """Add a table whose target another program wrote. The target keeps its rows until a resync replaces
-        them.
+        """Add a table whose target was written by another program. The target keeps its rows until a resync
+        replaces them.
         """
         self.transition(name, TableEvent.ADOPTED, lambda status: TableStatus(status.state))
         self._resync_reasons[name] = "it was not written by this pipeline"
 
     def remove(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
-        """Remove the table before the next epoch. Then call `then`, when no epoch writes to its target any
-        more.
+        """Remove the table before the next epoch. After that no epoch writes to its target, and `then` is
+        called.
         """
 
         def part() -> None:
@@ -358,7 +358,9 @@ class TableLifecycle:
             release(self._spool, self._consumer, self._needed())
 
     def _keep_needed(self) -> None:
-        """Keep the spool from the first position that a table needs, even if that was released before."""
+        """Keep the spool from the first position that a table needs, even if this position was released
+        before.
+        """
         with self._releasing:
             set_released(self._spool, self._consumer, self._needed())
 

@@ -154,8 +154,8 @@ class TableReconciler:
         return self.config.schema_rule(name).auto_resync
 
     def _loses_rows(self, name: TableName, altered: AlteredTypes) -> bool:
-        """Whether later changes would not find their rows, because keys in the target have the text form of
-        the old type.
+        """Whether later changes would miss their rows, because keys in the target have the text form of the
+        old type.
         """
         return altered.is_key and not self.config.mode_of(name).is_log
 
@@ -262,10 +262,11 @@ class TableReconciler:
         selection: Selection,
         orders: TableOverrides,
     ) -> None:
-        """Fail tables with missing changes (`left`) or with changes that do not identify their rows
+        """Fail tables with missing changes (`interrupted`) or with changes that do not identify their rows
         (`unidentified`).
 
-        Not a table that is being resynced, and not another table of the same name, which epochs handle.
+        Two kinds of tables are skipped: tables that are being resynced, and tables that another table of the
+        same name replaced, which the epochs handle.
         """
         oids = self.tables.oids
         for name, table in selection.tables.items():
@@ -293,8 +294,8 @@ class TableReconciler:
     def _find_resyncs(
         self, connection: Connection, selection: Selection, orders: TableOverrides
     ) -> dict[TableName, str]:
-        """Tables to resync because of changes that the WAL does not show: partitions with rows, altered
-        types.
+        """Tables to resync because of changes that the WAL does not show: partitions attached or detached
+        with rows, and altered types.
         """
         known = {name: status for name, status in self.tables.statuses.items() if name not in orders.resync}
         applied = {name: status.applied for name, status in known.items() if status.is_followed}
@@ -482,7 +483,7 @@ class TableReconciler:
         )
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
-        """A table that was paused before its snapshot is added as a new one."""
+        """Resume a table. If it was paused before its snapshot, it is added as a new table."""
         if status.applied is not None:
             self.tables.resume(name)
         else:

@@ -74,11 +74,11 @@ class Tables:
     resyncs: dict[TableName, str] = field(default_factory=dict)
     """Tables that must be resynced, with the reason."""
     returned: set[TableName] = field(default_factory=set)
-    """Tables in state `gone` that exist again in the source; their targets have to be resynced."""
+    """Tables in state `gone` that exist again in the source, so their targets have to be resynced."""
     unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
     """Tables whose target could not be read, with the error."""
     unpublished: set[TableName] = field(default_factory=set)
-    """Tables that were not captured until now, so an unfinished snapshot of an earlier run lacks changes."""
+    """Tables captured only from now on: an earlier, unfinished snapshot of them lacks changes."""
     gone: dict[TableName, str] = field(default_factory=dict)
     """Tables that the source dropped, with the reason; some of their changes may not be applied yet."""
     seen_at: Position | None = None
@@ -160,7 +160,7 @@ class Selection:
         ]
 
     def knows(self, name: TableName) -> bool:
-        """Whether the source has the table or, for a routed table, its members, even if these differ."""
+        """Whether the source has the table or, for a routed table, the members, even with other schemas."""
         return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
 
     @property
@@ -183,7 +183,7 @@ def select_tables(
     """Read the catalog and select tables. A table that is named and does not exist is refused; a pattern may
     match no table.
 
-    `seen` is `SourceAdapter.seen` for callers that act on the position of the catalog state.
+    Callers that need the position of the catalog state pass `SourceAdapter.seen` as `seen`.
 
     Operator overrides count as part of the configuration. Spark is started only if it is needed to check a
     query of a transform; without `asks_spark` the query is assumed to fit.
@@ -466,7 +466,7 @@ def find_indistinct(
 def _check_same(schema: TableSchema, target: Target | None, place: str, rule: SchemaRule) -> None:
     """Raise an error if a target was filled from another table of the same name, or from another schema.
 
-    Not checked where the table is resynced automatically.
+    The check is skipped if the table is resynced automatically.
     """
     if target is None or target.applied is None or rule.auto_resync:
         return

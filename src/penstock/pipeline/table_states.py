@@ -1,7 +1,7 @@
 """States of a table, the events that change them, and the table of transitions.
 
-`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event that the
-current state has no transition for changes nothing: events arrive from several threads, and a table may have
+`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event without a
+transition from the current state has no effect: events arrive from several threads, and a table may have
 failed or been removed first. The same table is in docs/explanation/table-states.md, and a test compares both.
 """
 
@@ -63,7 +63,7 @@ class TableEvent(StrEnum):
 class Transition:
     """One row of the table: in any of these states, this event leads to that state.
 
-    None: not a table of the pipeline.
+    The state None means that the table does not belong to the pipeline.
     """
 
     before: frozenset[TableState | None]

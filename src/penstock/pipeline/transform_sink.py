@@ -3,8 +3,8 @@
 Callers pass source tables; the inner sink gets transformed tables. Tasks transform the chunks of a snapshot
 while they write them. Changes, and rows that changed during a snapshot, are first rewritten to transformed
 files (`transforms/staging.py`). Expressions that only Spark can evaluate are evaluated in between
-(`transforms/spark_exchange.py`). Tables without a transform pass unchanged; because a rule may be added while
-the pipeline runs, every pipeline has this sink.
+(`transforms/spark_exchange.py`). Tables without a transform pass unchanged. Every pipeline uses this sink,
+because a rule may be added while the pipeline runs.
 """
 
 from __future__ import annotations

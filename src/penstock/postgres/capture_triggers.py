@@ -1,8 +1,8 @@
 """Triggers of a trigger capture, and the tables that have or need them.
 
 `inspect_change_table` and `inspect_triggered` only read; an `Installation` creates what is missing.
-Installing and removing never make other sessions queue for a lock: each table is locked at once or not at
-all, one at a time, with retries for a limited time. The texts of an installation are the SQL statements for a
+Installing and removing never make other sessions queue behind a lock request. Tables are locked one at a
+time, without waiting, and with retries for a limited time. `Installation.texts` are the SQL statements for a
 person to run.
 """
 
@@ -188,8 +188,8 @@ class Installation:
         return tuple(f"{each.as_string()};" for each in (*self._making(), *self._attaching()))
 
     def run(self, connection: Connection) -> None:
-        """Run each part in its own transaction, so that only one table is locked at a time. Concurrent runs
-        do no harm.
+        """Run each part in a separate transaction, so that only one table is locked at a time. Concurrent
+        runs are safe.
         """
         with source_errors(f"setting up the change table {self.schema}"):
             retry = _LockRetry(f"setting up the change table {self.schema}")
@@ -258,8 +258,8 @@ def detach(connection: Connection, schema: str, tables: Collection[TableName]) -
 
 
 def remove(connection: Connection, schema: str) -> None:
-    """Remove the change table and all triggers, with changes that have not been read. `LockWaitError` if a
-    table stays locked; the call can then be repeated.
+    """Remove the change table and all triggers, with changes that have not been read. Raises `LockWaitError`
+    if a table stays locked; the call can then be repeated.
     """
     with source_errors(f"removing the change table {schema}"):
         retry = _LockRetry(f"removing the change table {schema}")
@@ -283,7 +283,9 @@ def remove(connection: Connection, schema: str) -> None:
 def _detach(
     connection: Connection, schema: str, tables: Iterable[TableName], retry: _LockRetry
 ) -> dict[TableName, str]:
-    """Remove triggers, and return the tables that keep theirs, each with the code of the reason."""
+    """Remove triggers. Returns the tables whose triggers could not be removed, each with the code of the
+    reason.
+    """
     kept = {}
     for table in tables:
         try:

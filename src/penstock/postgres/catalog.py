@@ -1,8 +1,8 @@
 """The current catalog: tables, columns, primary keys, types, and the identity of columns across schema
 changes.
 
-Used to choose tables, to plan snapshots, and to check where the schema changes of the log must have ended.
-Never used to decode the log: its own Relation messages describe past schemas.
+It is used to choose tables, to plan snapshots, and to check which schema the stream must reach. It is never
+used to decode the stream, whose Relation messages describe past schemas.
 
 `ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of every stored value without a
 record in the log. A new label changes no stored value, nor does renaming an attribute, since the text of a
@@ -53,8 +53,8 @@ class CatalogTable:
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
-    """All tables that can be captured, in name order. Not those in system schemas, partitions, temporary and
-    unlogged tables, nor those of `inspect_misnamed`.
+    """All tables that can be captured, in name order. Excludes tables in system schemas, partitions,
+    temporary and unlogged tables, and those of `inspect_misnamed`.
     """
     rows: list[Any] = connection.execute(
         query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}
@@ -84,7 +84,7 @@ class Misnamed:
 
     def error(self) -> UnsupportedTableError:
         return UnsupportedTableError(
-            f"{self.what} has a name that is not UTF-8, and a SQL_ASCII database converts nothing",
+            f"{self.what} has a name that is not UTF-8, and a SQL_ASCII database does not convert names",
             hint="rename it (ALTER TABLE … RENAME), or exclude the table",
         )
 
@@ -148,8 +148,8 @@ class CatalogIdentity:
         return tuple(name for name in self.columns if name in self.generated and name not in carried)
 
     def key(self, carried: Collection[str]) -> tuple[str, ...]:
-        """The key in the stream: without hidden columns, as a Relation message flags it. Under FULL, which
-        flags all columns, a key with a hidden column does not count.
+        """The key in the stream: without hidden columns, as a Relation message flags it. Under FULL, where
+        the message flags all columns, a key with a hidden column is ignored.
         """
         hidden = self.hidden(carried)
         return () if hidden and self.is_full else tuple(name for name in self.columns if name not in hidden)
@@ -175,8 +175,8 @@ def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:
-    """The catalog's definition of types that are not built in: of these and the types that they consist of,
-    or of all.
+    """The catalog's definitions of types that are not built in: of the types `oids` and those that they
+    consist of, or of all types.
     """
     rows: list[Any] = connection.execute(
         query("catalog", "types"), {"oids": None if oids is None else list(oids)}
@@ -193,7 +193,7 @@ def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
 
 
 def require_tables(connection: Connection, names: Sequence[TableName]) -> list[CatalogTable]:
-    """The tables by these names, each once and in the given order; `NoTablesError` if one cannot be
+    """The tables by these names, each once and in the given order. Raises `NoTablesError` if one cannot be
     captured.
     """
     known = {table.name: table for table in inspect_tables(connection)}
@@ -201,7 +201,7 @@ def require_tables(connection: Connection, names: Sequence[TableName]) -> list[C
     if unknown:
         raise NoTablesError(
             f"the source has no table {', '.join(map(str, unknown))} that can be captured",
-            hint="check the name; case counts, and a partition is part of its root",
+            hint="check the name, which is case-sensitive; for a partition, name its root table",
         )
     return [known[name] for name in dict.fromkeys(names)]
 
@@ -238,8 +238,8 @@ def inspect_schemas(
 
 
 def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """By OID, how many column numbers were ever assigned, and an identity of the heap. Dropped tables are
-    missing.
+    """By OID, the number of column numbers that were ever assigned, and a value that identifies the heap.
+    Dropped tables are missing.
     """
     rows: list[Any] = connection.execute(query("attributes", "widths"), {"oids": oids}).fetchall()
     return {oid: (width, heap) for oid, width, heap in rows}
@@ -317,8 +317,8 @@ def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int
 
 
 def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISSING) -> None:
-    """Raise the error that names why `schema` cannot be mirrored, if there is a reason. `fault` is why it has
-    no usable key; None if it needs none.
+    """Raise an error with the reason if `schema` cannot be mirrored. `fault` is the reason why it has no
+    usable key; None if it needs no key.
     """
     if fault is KeyFault.GENERATED or (not schema.key and fault is not None):
         raise fault.error(schema.name)
@@ -372,7 +372,7 @@ class MissingValue:
 @dataclass(frozen=True, slots=True)
 class CatalogShape:
     schema: TableSchema
-    """With `attributes`. Without columns if the table was dropped."""
+    """The schema, with `attributes`. It has no columns if the table was dropped."""
     missing: Mapping[str, MissingValue]
     """The default value of each column that has one. The server drops it when it rewrites the rows, which
     then contain the values.

@@ -166,8 +166,8 @@ class ChangeTable:
         self._removed = 0
 
     def take_lease(self) -> str | None:
-        """Become the only reader until the connection ends. Returns None, or a description of the session
-        that already reads.
+        """Take the lease, which makes this session the only reader until the connection ends. Returns None,
+        or a description of the session that already reads.
         """
         lease = Lease(self._connection, self._schema, "reader")
         lease.ensure_table()
@@ -225,8 +225,8 @@ class ChangeTable:
         return [OrderedCommit(Position.of(position), *facts) for position, *facts in rows]
 
     def cut(self, commit: OrderedCommit, after: int, *, max_changes: int, max_bytes: int) -> int:
-        """The number of the last change in the next part of a long transaction, after the change number
-        `after`.
+        """The number of the last change in the next part of a long transaction. The part begins after the
+        change number `after`.
         """
         row: Any = self._execute(
             "end_of_part", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}
@@ -289,8 +289,8 @@ class ChangeTable:
             yield
 
     def _sequence(self) -> Position:
-        """Order changes within a transaction. Its commit is durable whatever the role's settings are, since
-        the positions are returned at once.
+        """Order changes within a transaction. Its commit is always synchronous, whatever the role's settings
+        are, because the positions are returned to the reader at once.
         """
         self._execute("require_durable_commit")
         row: Any = self._execute("order_commits").fetchone()
@@ -339,9 +339,9 @@ def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.
 
 
 def check_reader(state: TableState, held: Position, schema: str) -> None:
-    """Raise unless a reader that has everything up to `held` can continue without missing a change. Every
-    position is stored here before it is returned, so a change table that is behind its reader belongs to a
-    server that was restored to an earlier time, or was promoted before it had received everything.
+    """Raise an error unless a reader that has everything up to `held` can continue without missing a change.
+    The change table stores every position before it is returned. So if the change table is behind its reader,
+    the server was restored to an earlier time, or was promoted before it had received everything.
     """
     if held > state.ordered:
         raise SystemChangedError(

@@ -74,8 +74,8 @@ def chunk_tables(
 def chunk_named_tables(
     address: SourceAddress, names: Sequence[TableName], types: TypePolicy, publication: str | None
 ) -> list[ChunkedTable]:
-    """As `chunk_tables`, for tables by name, each once and in the given order; `NoTablesError` if one does
-    not exist.
+    """As `chunk_tables`, for tables by name, each once and in the given order. Raises `NoTablesError` if one
+    does not exist.
     """
     with connect(address) as connection:
         return chunk_tables(connection, require_tables(connection, names), types, publication, _CHUNK_BYTES)

@@ -3,13 +3,13 @@ connect to the source. Also detects partitions that were attached, detached, tru
 
 Ranges of ctid need no key. The last range of a heap has no upper bound, so that growth after planning does no
 harm. A rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves or hides rows; so each chunk compares the
-relation's filenode with the planned one before and after reading. Rows are read by table name: the heap is
-locked first and its OID compared, since another relation under that name, such as a view, could run its
-owner's functions with this role's rights.
+relation's filenode with the planned one before and after reading. Rows are read by table name. So the heap is
+locked first and its OID compared: another relation under that name, such as a view, could run its owner's
+functions with this role's rights.
 
 With a publication by root, a TRUNCATE of a single partition is not in the log. It changes the partition's
-filenode, as a rewrite does. But a rewrite keeps each row's xmin, while rows inserted after a TRUNCATE were
-written by transactions that had not ended before it.
+filenode, as a rewrite does. But a rewrite keeps each row's xmin, while rows inserted after a TRUNCATE have
+the xmin of a transaction that was still open at the TRUNCATE or began later.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
 
 
 def whole_leaves(outline: CopyFingerprint) -> dict[int, Chunk]:
-    """Every heap of a table, by OID, as one chunk."""
+    """By OID of each heap of a table, one chunk that covers the whole heap."""
     return {
         leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part))
         for part in outline.parts
@@ -187,9 +187,9 @@ def read_chunk(
     session: Connection | None = None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of one chunk, decoded by the same decoder as the stream. Runs on executors; opens a connection
-    unless a `session` is given. Without a snapshot, it reads under its own, which is not consistent with
-    other chunks. With `reject_inexact`, a value that its type cannot hold is an error. Rejected rows are
-    passed to `aside` if given.
+    unless a `session` is given. Without a snapshot, the chunk is read under a new one, which is not
+    consistent with other chunks. With `reject_inexact`, a value that its type cannot hold is an error.
+    `on_rejected` receives rejected rows, if it is set.
     """
     with (
         open_snapshot(address, snapshot, chunk.heap)
@@ -245,8 +245,8 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
 def lock_tables(address: SourceAddress, tables: Sequence[TableName]) -> Iterator[Connection]:
     """A session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and rewrites wait until
     the block ends. The lock is taken before the snapshot, which `begin_locked` imports. All reading must
-    happen in this session: another one would queue behind a waiting TRUNCATE. `LockWaitError` if another
-    session holds a table exclusively.
+    happen in this session: another one would queue behind a waiting TRUNCATE. Raises `LockWaitError` if
+    another session holds a table exclusively.
     """
     with connect(address, reader_name(None)) as connection:
         try:
@@ -330,8 +330,8 @@ def filter_values(
     *,
     reject_inexact: bool,
 ) -> pa.RecordBatch:
-    """Remove rejected rows and pass them to `aside`, by the rules of `check_values`. `unreadable` are columns
-    with unreadable texts.
+    """Remove rejected rows, by the rules of `check_values`, and pass them to `on_rejected`. `unreadable` are
+    columns with unreadable texts.
     """
     exact = batch.column(batch.num_columns - 1)
     errors: dict[int, PenstockError] = {}
@@ -372,8 +372,9 @@ def _import_snapshot(connection: Connection, snapshot: str, table: TableName) ->
 
 
 def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool) -> None:
-    """Lock a table against being renamed, altered or truncated until the transaction ends; raise if its name
-    does not refer to `oid` then. `only`: without its partitions. Also raises the driver's errors.
+    """Lock a table until the transaction ends, so that it is not renamed, altered or truncated. Raise an
+    error if the name no longer refers to `oid`. `only`: without its partitions. Also raises the driver's
+    errors.
     """
     name = sql.Identifier(table.schema, table.name)
     statement = sql.SQL(
@@ -391,7 +392,7 @@ def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool
 
 def check_filenodes(connection: Connection, planned: Mapping[int, int], table: TableName) -> None:
     """Compare the planned filenodes of heaps, by OID, with the current ones and with those that the snapshot
-    shows. After a rewrite between snapshot and plan, the table would otherwise look empty.
+    shows. Without this check, a table that was rewritten between snapshot and plan looks empty.
     """
     found = set(connection.execute(query("catalog", "filenodes"), {"oids": list(planned)}))
     if found != {(oid, filenode, filenode) for oid, filenode in planned.items()}:
@@ -449,8 +450,8 @@ def inspect_parts(
 
 
 def has_older_row(connection: Connection, leaf: int, root: int, mark: int) -> bool | None:
-    """Whether a partition has a row that was written before `mark`, so that it was not truncated since. False
-    also if that cannot be determined: because of missing rights, or within a few seconds. None if another
+    """Whether a partition has a row that was written before `mark`, so that it was not truncated since. Also
+    False if the role lacks the privilege, or if the query takes longer than a few seconds. None if another
     session holds the partition exclusively.
     """
     names = inspect_names(connection, [leaf, root])

@@ -82,7 +82,7 @@ _RAISE = "exec_stmt_raise"  # RAISE in a function: its message may quote a row, 
 _OWN_REFUSAL = re.compile(
     r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter"
 )
-"""Messages of libpq itself, or of a pooler, after which a ping would tell nothing."""
+"""Messages of libpq itself, or of a pooler. After one of these a ping gives no information."""
 _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
 _PASSING = (
     "starting up",
@@ -310,8 +310,8 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
 
 def disable_conversion(connection: Connection) -> None:
     """Receive texts without conversion if the server does not know their encoding. A SQL_ASCII database may
-    contain any bytes. Validated as UTF-8 by the server, a single invalid text would end the stream for every
-    table; this way the decoder finds the table that contains it.
+    contain any bytes. If the server validated texts as UTF-8, one invalid text would end the stream of every
+    table. Without validation the decoder finds the table that contains the text.
     """
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
@@ -368,8 +368,8 @@ def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
-    """Tell a server that starts or stops, and so refuses all connections, from other refusals. Its message
-    depends on the language; a ping does not.
+    """Distinguish a server that is starting or stopping, and so refuses all connections, from other refusals.
+    The message depends on the server's language, so a ping decides.
     """
     if isinstance(error, ConnectionLostError) or _OWN_REFUSAL.search(error.message):
         return error

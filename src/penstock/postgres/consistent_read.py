@@ -2,11 +2,11 @@
 rows written since a snapshot.
 
 The position is the WAL position right after the snapshot was taken. It needs neither `wal_level = logical`
-nor a slot nor the REPLICATION attribute, only increases, and stays meaningful when all other state is lost.
-It is not comparable with commit positions, since a commit may be in the WAL before it is visible; it is
-compared only with positions of other consistent reads. The processes of one capture take consistent reads one
-at a time, under a lock outside of the database (`PollLock`): a later read has a later position, and sees
-everything that an earlier one saw.
+nor a slot nor the REPLICATION attribute. It only increases, and stays valid when all other state is lost. It
+is compared only with positions of other consistent reads, not with commit positions, since a commit may be in
+the WAL before it is visible. The processes of one capture take consistent reads one at a time, under a lock
+outside of the database (`PollLock`): a later read has a later position, and sees everything that an earlier
+one saw.
 
 A server that crashes loses the end of its WAL that was not on disk: visible commits, and transaction ids,
 which it assigns again. So results of a read are used only once the WAL up to its position is on disk
@@ -40,7 +40,7 @@ _HEADER_BYTES = (24, 40)
 
 
 def inspect_horizon(connection: Connection, snapshot: str) -> int:
-    """The oldest transaction that was open in the exported snapshot, as the 32 bits that rows contain.
+    """The oldest transaction that was open in the exported snapshot, as the 32 bits that rows contain. Raises
     `SnapshotLostError` if the snapshot no longer exists.
     """
     with connection.transaction():
@@ -54,8 +54,8 @@ def inspect_horizon(connection: Connection, snapshot: str) -> int:
 
 
 def written_since(horizon: int) -> str:
-    """A SQL condition: the row was written by `horizon`, by a later transaction, or by one so old that the
-    comparison has wrapped around.
+    """A SQL condition: the row was written by the transaction `horizon`, by a later one, or by one so old
+    that the comparison of transaction ids has wrapped around.
     """
     return (
         sql.SQL("pg_catalog.age(xmin) <= pg_catalog.age({}::pg_catalog.xid)")
@@ -79,8 +79,8 @@ def insert_position(connection: Connection) -> Position:
 
 
 def shown_position(connection: Connection) -> Position:
-    """A position at or after everything that this connection has seen of other sessions, which also an idle
-    server reaches.
+    """A position at or after all changes of other sessions that this connection has seen. An idle server
+    reaches it too.
     """
     at = insert_position(connection).value
     # On an empty page the next record follows a page header, which is written with the record.
@@ -99,7 +99,7 @@ class ConsistentRead:
     xmin: int
     """Every transaction before this one, in 64 bits, has ended."""
     xmax: int
-    """No transaction from this one on had been assigned an id."""
+    """The first transaction id that was not assigned yet."""
     taken_at: datetime
 
 
@@ -119,7 +119,7 @@ def hold_consistent_read(
 ) -> Iterator[ConsistentRead]:
     """Read one snapshot for the length of the block, in one read-only transaction of `connection`. `tables`
     are locked against ALTER, TRUNCATE and rewrites before the snapshot is taken, since a table that is
-    truncated after a snapshot looks empty to it. Readers and writers of the tables do not wait.
+    truncated after a snapshot looks empty to it. Readers and writers of the tables do not wait. Raises
     `LockWaitError` if another session has locked one of them.
     """
     with ExitStack() as held, _begun(connection, tables, lock, held):
@@ -192,8 +192,8 @@ def _begun(
 
 
 def _begin(connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack) -> None:
-    """Lock all tables at once or none: waiting for one while holding another could make another session's
-    ALTER fail with a deadlock.
+    """Lock all tables at once, or none. Waiting for one table while holding another could make another
+    session's ALTER fail with a deadlock.
     """
     deadline = time.monotonic() + _LOCK_WAIT_SECONDS
     while True:

@@ -47,8 +47,8 @@ _ESCAPES = {r"\b": "\b", r"\f": "\f", r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\
 
 def read_texts(connection: Connection, statement: str, columns: int) -> Generator[list[pa.StringArray]]:
     """Run a SELECT with this number of columns; yields each block of rows as one array per column. NULL is
-    null. The connection cannot be used otherwise until the end, and must be closed if the end is not reached.
-    Raises the driver's errors.
+    null. Until all rows are read, the connection cannot be used for anything else; if the caller stops
+    earlier, it must close the connection. Raises the driver's errors.
     """
     pgconn = connection.pgconn
     result = pgconn.exec_(sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(statement)).as_string().encode())
@@ -108,7 +108,7 @@ def _split(block: memoryview, columns: int) -> list[pa.StringArray]:
         )
     except pa.ArrowInvalid:
         # Arrow's message contains the row, so it must not be chained.
-        raise ProtocolError(f"rows that do not have {columns} columns") from None
+        raise ProtocolError(f"COPY returned rows that do not have {columns} columns") from None
     return [_unescape(column.chunk(0)) for column in table.columns]
 
 

@@ -2,9 +2,9 @@
 table, and whether its partitions log the key that the stream announces.
 
 The server decides what is published by its catalog as of each change. A table that was removed from the
-publication and added again looks as before, as does another table that took its name; the changes in between
-are in no log. So a reader stores, for each table, its OID and the catalog entry that published it, and
-compares them after a restart.
+publication and added again looks unchanged, as does another table that took its name. The changes in between
+are not in the stream. So a reader stores, for each table, its OID and the catalog entry that published it,
+and compares them after a restart.
 
 With `publish_via_partition_root` a Relation message describes the root and flags the root's key, but each
 partition logs old keys by its own replica identity. If that lacks a column of the root's key, a delete has
@@ -135,7 +135,7 @@ class Membership:
     act: str
     """Identifies the catalog entry.
 
-    By `is_same_act`, it stays the same while the table is captured without interruption.
+    It stays the same, as compared by `is_same_act`, while the table is captured without interruption.
     """
 
 
@@ -145,7 +145,7 @@ class CapturedTables:
 
     members: Mapping[TableName, Membership]
     names: Mapping[int, TableName] = field(default_factory=dict)
-    """May be empty if no compared membership has an OID."""
+    """It may be empty if the memberships to compare have no OIDs."""
 
     def current_name(self, before: Membership) -> TableName | None:
         """The name of the table now; None if it was dropped, or if `before` has no OID."""
@@ -203,7 +203,7 @@ class CapturedTables:
 
 
 def is_same_act(before: str, now: str) -> bool:
-    """Whether two acts show that a table was captured without interruption.
+    """Whether two recorded acts show that a table was captured without interruption.
 
     The act of a table with triggers lists its partitions after a `|`. Only partitions in both lists are
     compared, since partitions may be attached and detached. Earlier versions recorded `all` for a table that
@@ -253,8 +253,8 @@ def inspect_captured_tables(
 
     Reads only the catalog, so a locked table does not block it.
 
-    `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`, whole old
-    rows are expected.
+    Raises `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`,
+    whole old rows are expected.
     """
     with connect(address) as connection:
         tables = inspect_tables(connection)

@@ -7,8 +7,8 @@ created it), or a role named under `trusted_roles` in the configuration. Tables 
 definition, because an owner can let other roles add to it.
 
 Only the owners of a schema and of a table can put another table in its place. So once both are known to be
-trusted, a name cannot change its meaning between the check and the use. Writers lock the tables first, so
-that no trigger is added in between either.
+trusted, a name cannot change its meaning between the check and the use. Writers lock the tables before the
+check, so that no trigger is added in between either.
 
 Advisory locks are open to every role that may connect. So a lock that lasts as long as a session is a
 *lease*: a row of a table that Penstock owns, which names the session. It is free once that session has ended.
@@ -59,8 +59,8 @@ class Trust:
         return (self.database_owner if owner == _DATABASE_OWNER else owner) in self.roles
 
     def covers_or_owns_database(self, owner: str) -> bool:
-        """For objects whose owner gains no rights of Penstock's role: publications, and the schemas of a
-        target's tables.
+        """Whether the owner is trusted, or is the database owner. Use it for objects that give their owner no
+        rights of Penstock's role: publications, and the schemas of a target's tables.
         """
         return self.covers(owner) or owner == _DATABASE_OWNER or owner in self.database_roles
 
@@ -320,8 +320,8 @@ def lease_statement(name: LiteralString, schema: str) -> sql.Composed:
 
 @contextmanager
 def waiting_for(connection: Connection, tables: Iterable[TableName], doing: str) -> Iterator[None]:
-    """A transaction that waits for a lock for at most some seconds. `LockWaitError` names the sessions that
-    hold one on `tables`.
+    """A transaction that waits at most some seconds for a lock. The `LockWaitError` names the sessions that
+    hold a lock on `tables`.
     """
     try:
         with connection.transaction():

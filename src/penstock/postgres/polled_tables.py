@@ -1,20 +1,20 @@
 """Queries of a polling capture: rows changed since an earlier poll, open transactions, and the resume tables
 `penstock.polling` and `penstock.polled_tables`.
 
-By `xmin`, the transaction that wrote a row, no column is required and no change is missed: whatever a
-snapshot does not show is written by transactions at or after the oldest one open at that time. Each poll
-reads the whole table. Rows contain 32 bits of the transaction id, so it is compared by age, and only while
-fewer than two thousand million transactions are in between.
+Polling by `xmin`, the transaction that wrote a row, requires no column and misses no change: a row version
+that a snapshot does not show was written by the oldest transaction open at that time, or by a later one. Each
+poll reads the whole table. Rows contain only 32 bits of the transaction id. So ids are compared by age, and
+only if fewer than two billion transactions are in between.
 
-By a cursor column that increases with every change (a timestamp, a sequence number), an index is used, and
-the result depends on how the column is written. The rule for writers: a transaction writes no value below
-those that existed when it began. But it may commit, and its values become visible, long after higher values.
-So for every open transaction the highest value before its begin is kept, and each poll restarts at the oldest
-of these; without open transactions, at the highest value of the previous poll. Transactions are identified by
-their virtual ids, which exist from their beginning. A prepared transaction has none, so while one exists the
-restart point does not move.
+Polling by a cursor column that increases with every change (a timestamp, a sequence number) uses an index,
+but its result depends on how the column is written. The rule for writers: a transaction writes no value below
+those that existed when it began. But it may commit long after transactions with higher values. So the capture
+keeps, for every open transaction, the highest value from before that transaction began, and each poll
+restarts at the oldest of these values. Without open transactions, it restarts at the highest value of the
+previous poll. Transactions are identified by their virtual ids, which exist from their beginning. A prepared
+transaction has none, so while one exists the restart point does not move.
 
-With both methods some rows are read again that an earlier poll has returned. A row version is identified by
+With both methods, a poll reads some rows again that an earlier poll returned. A row version is identified by
 its ctid and xmin, so known versions are removed without comparing values.
 """
 
@@ -63,8 +63,8 @@ def inspect_open(connection: Connection) -> OpenTransactions:
 
 
 class SafePolls:
-    """Determines the poll from whose highest value on new values may still appear. Polls are counted from 1;
-    0 is the state before the first.
+    """Determines the oldest poll that is still safe: new values may only appear at or above the highest value
+    of that poll. Polls are counted from 1; 0 is the state before the first.
     """
 
     def __init__(self) -> None:
@@ -74,9 +74,9 @@ class SafePolls:
         """For every open transaction, the last poll before it began."""
 
     def next_poll(self, now: OpenTransactions) -> int:
-        """Process the transactions that are open at the next poll; returns the poll below whose highest value
-        no more values will appear. A new transaction has begun after the previous poll, and writes nothing
-        below the highest value of the poll before.
+        """Process the transactions that are open at the next poll. Returns a poll: no more values will appear
+        below the highest value of that poll. A new transaction began after the previous poll, so it writes
+        nothing below the highest value of the poll before.
         """
         before, self._polls = self._polls, self._polls + 1
         self._before = {each: self._before.get(each, max(0, before - 1)) for each in now.virtual_ids}
@@ -90,7 +90,7 @@ class SafePolls:
 
 
 class InitialTransactions:
-    """Tracks whether all transactions have ended that were open at the first call."""
+    """Tracks whether all transactions that were open at the first call have ended."""
 
     def __init__(self) -> None:
         self._left: frozenset[str] | None = None
@@ -112,7 +112,7 @@ _SHOWN: dict[str, LiteralString] = {
     "timestamp with time zone": "least({column}, now()) - interval '5 seconds'",
     "timestamp without time zone": "{column} - interval '5 seconds'",
 }
-"""The highest value that counts for a timestamp: some seconds before now. A transaction's time is earlier
+"""The highest timestamp value that is used: some seconds before now. A transaction's timestamp is earlier
 than its first lock, and clocks may be set back.
 """
 
@@ -136,7 +136,7 @@ class PolledTable:
 
     @property
     def how(self) -> str:
-        """A text that changes when the polling method of the table does."""
+        """A text that changes when the table's polling method changes."""
         return "xmin" if self.cursor is None else f"{self.cursor.name} {self.cursor.type_name}"
 
 
@@ -215,7 +215,7 @@ def read_window(
 def read_versions(
     connection: Connection, table: PolledTable, window: Window, read: ConsistentRead, most: int
 ) -> pa.StringArray:
-    """The versions of the rows in a window, at most `limit` of them."""
+    """The versions of the rows in a window, at most `most` of them."""
     statement = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT {}").format(
         _VERSION, _rows(table), window_condition(table, window, read), sql.Literal(most)
     )
@@ -269,7 +269,7 @@ def inspect_cursors(connection: Connection, oids: Sequence[int]) -> dict[tuple[i
 
 
 def check_cursor(table: TableName, column: str, found: CursorFacts | None) -> CursorColumn:
-    """Raise the error that names why a table cannot be polled by this column, if there is a reason."""
+    """Raise an error with the reason if a table cannot be polled by this column."""
     if found is None:
         raise UnsupportedTableError(
             f"table {table} has no column {column!r} to poll by", hint="name one of its columns, or xmin"
@@ -313,8 +313,8 @@ def window_condition(table: PolledTable, window: Window, read: ConsistentRead) -
 
 
 def _written_since(horizon: int | None, read: ConsistentRead) -> sql.Composable:
-    """Includes rows that are too old to compare, or seem to be from the future of a server that was
-    restored.
+    """Includes rows whose transaction is too old to compare, or seems to be in the future because the server
+    was restored.
     """
     if horizon is None or not 0 <= read.xmax - horizon < _MOST_TRANSACTIONS:
         return sql.SQL("true")

@@ -153,8 +153,8 @@ def inspect_relations(
 def _inspect_listings(
     connection: Connection, publication: str, lacking: Mapping[int, bool]
 ) -> dict[int, Listing]:
-    """`LockWaitError` if another session holds one of these tables locked: the server opens a table to print
-    its row filter.
+    """Raises `LockWaitError` if another session holds one of these tables locked: the server opens a table to
+    print its row filter.
     """
     oids = list(lacking)
     try:
@@ -171,8 +171,8 @@ def _inspect_listings(
 
 
 def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
-    """Among the owners of these objects, a role that may publish all `relations` in one statement. None if
-    only a superuser may.
+    """An owner of these objects that may publish all `relations` in one statement. None if only a superuser
+    may.
     """
     parameters = {"publication": publication, "oids": [relation.oid for relation in relations]}
     row: Any = connection.execute(query("publication", "publishers"), parameters).fetchone()
@@ -253,9 +253,9 @@ class Addition:
         return f"{self.statement.as_string()};"
 
     def run(self, connection: Connection, *, keep: bool = True) -> bool:
-        """Run it, and give up if a relation stays locked, so that applications do not queue behind it.
-        Without `keep` it is rolled back. Returns whether it was done; false if another session changed the
-        publication, which must then be inspected again.
+        """Run the statement. Gives up if a relation stays locked, so that applications do not queue behind
+        the lock request. Without `keep` the statement is rolled back. Returns False if another session
+        changed the publication in between; the caller must then inspect it again.
         """
         doing = f"adding tables to publication {self.publication}"
         with source_errors(doing):
@@ -326,9 +326,9 @@ def is_installed(connection: Connection) -> bool:
 
 
 def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
-    """Create what is missing. Raises `PrivilegeError`, with the statements, if this role may not. Without
-    `keep` it is rolled back. Raises `UntrustedObjectError` if the function or its schema belongs to a role
-    that is not trusted, even if everything is installed.
+    """Create the event trigger, or its missing parts. Raises `PrivilegeError`, with the statements to run, if
+    this role may not create it. Without `keep` the statements are rolled back. Raises `UntrustedObjectError`
+    if the function or its schema belongs to a role that is not trusted, even if everything is installed.
     """
     _OWN.check(connection)
     if is_installed(connection):
@@ -374,6 +374,6 @@ def load_key(connection: Connection) -> bytes | None:
 
 
 def drop_trigger(connection: Connection) -> None:
-    """Remove it, for all pipelines of the database."""
+    """Drop the event trigger, for all pipelines of the database."""
     with source_errors("removing the event trigger"):
         connection.execute(query("ddl_trigger", "remove"))

@@ -67,7 +67,9 @@ def is_comparable(column: Column) -> bool:
 
 
 def is_present(column: Column) -> str:
-    """IS NOT NULL would be false for a composite value with a null in any of its fields."""
+    """The condition that the column is not null. IS NOT NULL would be false for a composite value with a null
+    in any of its fields.
+    """
     return sql.SQL("{} IS DISTINCT FROM NULL").format(sql.Identifier(column.name)).as_string()
 
 
@@ -80,7 +82,9 @@ def compare(column: Column, operator: str, value: Any) -> str:
 
 
 def is_one_of(column: Column, values: Sequence[Any]) -> str:
-    """False for all rows if `values` contains only nulls."""
+    """The condition that the column equals one of `values`. It is false for all rows if `values` contains
+    only nulls.
+    """
     literals = [sql.Literal(value) for value in values if value is not None]
     if not literals:
         return "false"
@@ -88,7 +92,7 @@ def is_one_of(column: Column, values: Sequence[Any]) -> str:
 
 
 def contains(column: Column, text: str, where: str) -> str | None:
-    """`where` is `starts`, `ends` or `contains`."""
+    """The condition that the column contains `text`. `where` is `starts`, `ends` or `contains`."""
     if column.type_oid not in _TEXTS:
         return None
     pattern = text.translate(_ESCAPED)

@@ -55,14 +55,14 @@ class Pace:
     each with its acknowledgement; a client that lets some milliseconds of data queue up gets blocks, at up to
     twice the rate and with less CPU on both sides. So a busy stream is read in batches with pauses between
     them, and a quiet one shortly after it becomes readable, when a small transaction has usually arrived
-    completely. With a steady flow of small transactions, a batch is read every few milliseconds: it costs the
-    same for several as for one.
+    completely. With a steady flow of small transactions, a batch is read every few milliseconds, since
+    reading several transactions costs the same as reading one.
 
-    The place of the queue depends on the transport. On the loopback address it must be the server's send
+    Where the data queues up depends on the transport. On the loopback address it must be the server's send
     buffer: a small receive buffer closes the TCP window early, and reading opens and refills it in one call.
     From another machine, refilling takes a round trip, so the queue is the receive buffer, which the system
-    enlarges, and the pause is short enough that it does not fill up. A Unix socket is too small for any
-    pause.
+    enlarges, and the pause is short enough that it does not fill up. The buffer of a Unix socket is too small
+    for any pause.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -132,8 +132,8 @@ _STATUS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """The stream to request. It begins at `start`; the server never sends transactions before its confirmed
-    position.
+    """The stream to request. It begins at `start`. The server never sends transactions before the slot's
+    confirmed position.
     """
 
     slot: str
@@ -168,7 +168,7 @@ class ReplicationStream:
         self._taken_bytes = 0
         self._failure: BaseException | None = None
         self._stopping = False
-        self._confirmed = 0  # the server ignores a zero: nothing is confirmed until `confirm` says so
+        self._confirmed = 0  # the server ignores a zero: nothing is confirmed until `confirm` is called
         self._reported = 0
         self._received = 0
         self._status_due = 0.0
@@ -380,8 +380,8 @@ class ReplicationStream:
             self._heard_at = time.monotonic()  # this side did not read
 
     def _check_silence(self, *, has_heard: bool) -> None:
-        """Detect a connection that is open only on this side: it never fails by itself, and TCP's keepalives
-        take minutes and do not see past a proxy.
+        """Detect a connection that is open only on this side. It never fails by itself; TCP keepalives take
+        minutes, and end at a proxy.
         """
         now = time.monotonic()
         silent_seconds = now - self._heard_at
@@ -430,8 +430,8 @@ class ReplicationStream:
         raise ConnectionLostError("the server ended the replication stream")
 
     def _unpublished(self) -> PublicationError:
-        """The error for changes from before the publication. Servers before 18 decode a change only if the
-        publication existed when it was made, and stop at the same change on every attempt.
+        """The error for changes made before the publication was created. Servers before version 18 cannot
+        decode such a change, and stop at the same change on every attempt.
         """
         return PublicationError(
             f"publication {self._request.publication} did not exist when the next change was made, so the "

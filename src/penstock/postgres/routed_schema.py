@@ -41,9 +41,9 @@ def joined_schema(name: TableName, source_column: str, members: Sequence[TableSc
     if differences:
         more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         raise MembersDifferError(
-            f"the tables that are routed into {name} are not alike: {'; '.join(differences[:_LISTED])}{more}",
-            hint="make their columns and keys the same, or exclude those that differ; it is then copied "
-            "again",
+            f"the tables that are routed into {name} differ: {'; '.join(differences[:_LISTED])}{more}",
+            hint="make their columns and keys the same, or exclude those that differ; the target "
+            "is then copied again",
         )
     columns = (*first.columns, Column(source_column, pa.string(), _TEXT_OID))
     key = (*first.key, source_column) if first.key else ()

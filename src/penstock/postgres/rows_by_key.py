@@ -123,7 +123,7 @@ def _read(
 def _is_exact_match(
     rows: DecodedRows, outline: CopyFingerprint, keys: KeyBatch, places: pa.Int64Array
 ) -> pa.BooleanArray:
-    """Whether the key of each row is identical to the key that found it."""
+    """Whether the decoded key of each row is identical to the key by which the server found it."""
     same = pa.array([True] * len(places), pa.bool_())
     for at, name in enumerate(outline.schema.key):
         index = outline.schema.column_names.index(name)
@@ -172,9 +172,9 @@ def _array_text(texts: pa.StringArray, delimiter: str) -> str:
 
 
 def keys_statement(outline: CopyFingerprint, texts: Sequence[pa.StringArray]) -> str:
-    """Selects the number of the key that each row was found by, counted from 1, then its columns as a chunk
-    has them. In the subquery, the table's columns come first under their own names, which the publication's
-    filter uses without qualification.
+    """Selects the number of the key by which each row was found, counted from 1, then the row's columns as a
+    chunk has them. In the subquery, the table's columns come first under their own names, which the
+    publication's filter uses without qualification.
     """
     if any(column.null_count for column in texts):
         raise TableRewrittenError(

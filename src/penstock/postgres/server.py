@@ -3,7 +3,7 @@ the role's privileges.
 
 A database system has a permanent identifier. Each promotion of a standby and each point-in-time recovery
 begins a new timeline: it shares the WAL of the previous one up to the switch; after it, the same addresses
-contain different records. A position has the same meaning on both only up to the switch.
+contain different records. A position has the same meaning on both timelines only up to the switch.
 
 No slot can be created past an open transaction, and a slot's restart point and catalog horizon stay behind
 it, so the server keeps WAL and dead rows although everything before it has been confirmed.
@@ -116,7 +116,7 @@ def inspect_health(connection: Connection, slot: str, long_seconds: float) -> So
 
 
 def inspect_blockers(connection: Connection, pid: int) -> tuple[OpenTransaction, ...]:
-    """The transactions for which server process `pid` waits."""
+    """The transactions that server process `pid` waits for."""
     rows: Any = connection.execute(query("replication", "blockers"), {"pid": pid}).fetchall()
     return tuple(OpenTransaction(*each) for each in rows)
 
@@ -232,7 +232,7 @@ def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[s
 
 @dataclass(frozen=True, slots=True)
 class OwnerCode:
-    """Code of other roles that may run as this role when tables are read."""
+    """Functions of other roles that may run with this role's rights when tables are read."""
 
     owners: Mapping[int, str]
     """The owner of each table that belongs to a role without superuser rights, if this role is a superuser.

@@ -155,12 +155,12 @@ def current_position(connection: Connection) -> Position:
 
 
 def nudge(connection: Connection) -> None:
-    """Write a WAL record, so that the position of an idle database moves past everything before."""
+    """Write a WAL record, so that the position of an idle database moves past all earlier changes."""
     connection.execute(query("replication", "nudge"))
 
 
 def is_slot_name(name: str) -> bool:
-    """Whether the server accepts the name, checked without asking it."""
+    """Whether the name is a valid slot name, checked without a query."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -199,8 +199,8 @@ def inspect_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def check_slot(slot: Slot, database: str) -> None:
-    """Raise the error that names why this slot cannot be read, if there is a reason other than a current
-    reader.
+    """Raise an error with the reason if this slot cannot be read. A current reader is not such a reason: see
+    `check_idle`.
     """
     foreign = _foreign(slot, database)
     if foreign is not None:
@@ -270,7 +270,7 @@ def check_failover(failover: bool, version: int) -> None:
     if failover and major < FAILOVER_VERSION:
         raise SlotFailoverError(
             f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys "
-            f"from {FAILOVER_VERSION} on",
+            f"since Postgres {FAILOVER_VERSION}",
             hint="remove source.failover from the configuration, or upgrade the server",
         )
 

@@ -8,7 +8,7 @@ connection that created the slot stays idle.
 Rows that do not change keep their ctid, so chunks read under different snapshots can be combined while the
 table's fingerprint stays the same: unless the table was rewritten (another filenode), gained or lost a
 partition, changed a column (a recreated column has another number), its key or its row filter, or was out of
-the publication for some time, when its changes are not in the log.
+the publication for some time, so that the stream lacks its changes.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class KeyOperator:
-    """How the key's index compares a column of an extension's type."""
+    """The operator by which the key's index compares a column of an extension's type."""
 
     type_name: str
     """The operand type of the operator, as SQL writes it."""
@@ -239,7 +239,7 @@ def inspect_row_filter(connection: Connection, oid: int, publication: str | None
 
 
 def inspect_fingerprint(connection: Connection, table: CatalogTable, publication: str | None) -> str:
-    """A digest that stays the same while the table's fingerprint does. Does not wait for locks."""
+    """A digest that changes whenever the table's fingerprint changes. Does not wait for locks."""
     if table.members:
         return "/".join(inspect_fingerprint(connection, member, publication) for member in table.members)
     row: Any = connection.execute(
@@ -255,8 +255,8 @@ def inspect_outline(
     publication: str | None = None,
 ) -> MeasuredTable:
     """Inspect one table. Call it after the snapshot was taken, so that a rewrite between the two is detected
-    when the table is read. `LockWaitError` if another session holds this table locked; locks on other tables
-    do not matter.
+    when the table is read. Raises `LockWaitError` if another session holds this table locked; locks on other
+    tables do not matter.
     """
     if table.members:
         return _joined(

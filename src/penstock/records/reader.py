@@ -43,8 +43,8 @@ class CaptureSnapshotter(Snapshotter):
         # The first `next` takes the snapshot: a generator does nothing before it.
         self._ahead = next(self._changes, None)
         self.fence = None if self._ahead is None else commit_of(self._ahead).position
-        """The position at which the snapshot is exact: later changes follow. None for an empty table: reading
-        then continues with all changes.
+        """The position at which the snapshot is exact; the changes after it are read next. None for an empty
+        table: all changes are read next.
         """
 
     @property
@@ -158,7 +158,7 @@ class RecordReading:
         self._ledger.ack(place)
 
     def wake(self) -> None:
-        """End the waiting of a `read` for a record, now or when it starts to wait."""
+        """Make a `read` return that waits for a record, now or as soon as it starts to wait."""
         self._is_woken = True
         stream = self._stream
         if stream is not None:

@@ -4,9 +4,9 @@ Only the last acknowledgement of each transaction is kept, and earlier ones are 
 resumes at whole transactions, so the resume point moves only when the last change of a transaction is
 confirmed. Memory is proportional to the number of waiting transactions.
 
-The acknowledged position is stored *before* it is confirmed. The slot is no substitute: it also advances over
-WAL without changes. A position older than the stored one, for example from a backup, is therefore detected,
-and its missing changes are not skipped silently.
+The acknowledged position is stored *before* it is confirmed. So a caller that comes with an older position,
+for example from a backup, gets an error instead of silently missing changes. The slot's position is no
+substitute: it also advances over WAL without changes.
 """
 
 from __future__ import annotations
@@ -254,9 +254,8 @@ class RecordStream:
             self.buffer.fail(error)
 
     def _begin(self) -> None:
-        """Check the position again at the first change: a capture delivers only after it has the slot. Before
-        that, another process may have acknowledged, and so released, changes after the position to resume
-        from.
+        """Check the position again at the first change, when the capture holds the slot. Before that, another
+        process may have acknowledged, and so released, changes after the position to resume from.
         """
         self._has_begun = True
         acked = self._ledger.refresh()

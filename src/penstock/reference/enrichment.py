@@ -58,7 +58,7 @@ class LookupReference:
     """A table that executors query by key, with a cache in each worker.
 
     Found rows are cached for `ttl_seconds`, missing ones for `negative_ttl_seconds`. Results may be that old,
-    and a repeated batch may get others. To join as of a change's own commit, keep the table instead.
+    and a repeated batch may get others. To join as of the commit of each change, keep the table instead.
     """
 
     table: KeyedReferenceTable
@@ -101,9 +101,9 @@ def enrich(
     `columns` are the columns to add, by default all except the key, each with `prefix` before its name.
     `matched` names a column that is true if a row was found.
 
-    With a table kept `as_of_commit`, every change is joined with the table as of its own commit, even if a
-    batch is repeated; otherwise with the current table. Deletes and truncates get nulls. A change of the
-    reference table does not emit rows of the stream again.
+    With a table kept `as_of_commit`, every change is joined with the table as of the commit of that change,
+    even if a batch is repeated. Otherwise it is joined with the current table. Deletes and truncates get
+    nulls. A change of the reference table does not emit earlier rows of the stream again.
     """
     table, finder, version = _strategy(stream, reference)
     pairs = _pairs(on, table.key)

@@ -1,7 +1,7 @@
-"""A reference table at any version since its oldest retained one: row versions indexed by key.
+"""A reference table at any version that is still retained: row versions indexed by key.
 
-Two keys are equal if SQL would consider them equal, as far as the decoder can tell. A value that its type
-cannot hold is represented by its exact text. Null equals nothing, so a key with a null is None.
+Two keys are equal if they are equal in SQL, as far as the decoder can tell. A value that its type cannot hold
+is represented by its exact text. Null equals nothing, so a key with a null is None.
 
 Rows are stored in a few Arrow pieces, each larger than all later ones together. So adding a row copies
 little, and reading a few rows touches only their pieces. A key leads to its newest state, and each state to
@@ -130,7 +130,7 @@ class RowPieces:
 
 
 class _State(NamedTuple):
-    """From `(version, ordinal)` on, the key's row is at index `place`; None if it has no row.
+    """Since `(version, ordinal)`, the key's row is at index `place`; None if the key has no row.
 
     A row unchanged since the floor is a bare index instead of a state, which saves memory for almost all
     rows.

@@ -9,8 +9,8 @@ up to a time limit until the keeper has reached it.
 In a `LookupCache`, entries expire, missing rows usually sooner than found ones, since they may be inserted
 soon. A full cache evicts the least recently used entry.
 
-A finder is plain data that Spark sends to executors. Its caches belong to the worker process and last as long
-as it does.
+A finder is plain data that Spark sends to executors. Its caches belong to the worker process, and end with
+it.
 
 The join preserves the order and number of rows. Deletes and truncates are passed on without a lookup.
 """
@@ -81,9 +81,9 @@ class ReferenceCopy:
                 raise ReferenceBehindError(
                     f"the reference table in {self._directory} did not reach version {version} within "
                     f"{patience_seconds:g} s, "
-                    f"but {state.reached}",
-                    hint="check that the process that keeps it runs, and that stream and table use the "
-                    "same slot, publication and spool",
+                    f"but only {state.reached}",
+                    hint="check that the process that keeps the table runs, and that stream and table use "
+                    "the same slot, publication and spool",
                 )
             time.sleep(next(pauses))
         return self._follow(state)
@@ -98,7 +98,7 @@ class ReferenceCopy:
         if state.identity != self._identity:
             raise ReferenceStoreError(
                 f"the reference table in {self._directory} was copied again while a query joined with it",
-                hint="restart the query; one that joins as of commits needs a new checkpoint too",
+                hint="restart the query; with as_of_commit it needs a new checkpoint too",
             )
         return state
 
@@ -126,7 +126,9 @@ class ReferenceCopy:
 
 
 def _is_long(history: ReferenceHistory, state: StoreState) -> bool:
-    """Whether the copy has so much history that the keeper has dropped that reloading the table is better."""
+    """Whether the copy still holds so much history, already compacted by the keeper, that reloading the table
+    is better.
+    """
     return state.floor > history.floor and history.changes_total > max(2 * state.base_rows, _FEWEST_FORGOTTEN)
 
 

@@ -1,9 +1,9 @@
 """Keep a copy of a reference table in a directory, for executors to join with.
 
 A thread of the driver reads the changes from the source and writes them to files next to the table's rows;
-durable changes are confirmed to the source. The keeper compacts changes into the rows up to the version
-before which no query joins. If the driver is killed, the directory has a complete state, from which the next
-one continues.
+durable changes are confirmed to the source. The keeper compacts changes into the rows, up to the oldest
+version that a query may still need. If the driver is killed, the directory has a complete state, from which
+the next run continues.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class KeptReference:
         self._unfolded_rows = 0
         """Number of changes since the last compaction."""
         self._retired: dict[str, float] = {}
-        """Files that the state no longer names, and since when."""
+        """Files that the state no longer names, each with the time at which it stopped naming them."""
 
     # --- for queries ----------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class KeptReference:
             self._replace(joined(self.directory, state, self.columns))
 
     def _floor(self) -> int:
-        """The version before which no query joins."""
+        """The oldest version that a query may still need."""
         state, source = self._known, self._source
         if not self.as_of_commit or not isinstance(source, PositionedReferenceTable):
             return state.reached

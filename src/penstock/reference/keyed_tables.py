@@ -81,7 +81,7 @@ def inspect_identity(address: SourceAddress, publication: str, table: TableName)
 
 
 def check_membership(address: SourceAddress, publication: str, table: TableName, before: Membership) -> None:
-    """Raise if changes of the table may be missing since its membership was `before`."""
+    """Raise an error if changes of the table may be missing since `before`, its recorded membership."""
     found = inspect_captured_tables(address, publication, lambda name: name == table)
     reason = found.interruption(table, before, must_exist=True)
     if reason is not None:
@@ -103,7 +103,7 @@ def inspect_shape(
         if found is None:
             raise NoTablesError(
                 f"{address.describe()} has no table {table} that can be captured",
-                hint="check the name; case counts",
+                hint="check the name, which is case-sensitive",
             )
         schema = inspect_schema(connection, found, types, publication)
         faults = inspect_key_faults(connection, [schema])
@@ -182,8 +182,8 @@ def key_texts(column: pa.Array) -> pa.StringArray:
 
 @dataclass(frozen=True, slots=True)
 class ParquetKeyedTable(KeyedReferenceTable):
-    """Parquet files, of which only row groups that may have a key are read. Create it with `inspect`, in the
-    driver.
+    """Parquet files. A lookup reads only the row groups that may contain a key. Create it with `inspect`, in
+    the driver.
 
     The files may be replaced at any time by others with the same columns.
     """

@@ -204,8 +204,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
 
     @override
     def settled(self) -> Position:
-        """The lowest released position of the other consumers of the spool. Without any, a consumer may start
-        soon and need everything.
+        """The lowest released position of the other consumers of the spool. Zero if there are none, because
+        a consumer may start soon and need everything.
         """
         others = [
             position
@@ -312,8 +312,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
             at = upto
 
     def _readable(self, at: Position, upto: Position) -> tuple[Position, Sequence[FileSlice]]:
-        """The table's changes in `(at, upto]`, or those before the first that cannot be delivered. Raises
-        that change's error if it comes first.
+        """The table's changes in `(at, upto]`, up to the first change that cannot be delivered. If that is
+        the first of all, raises its error.
         """
         slices = self._slices(at, upto)
         stop = self._first_stop(slices)

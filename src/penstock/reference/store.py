@@ -248,8 +248,8 @@ def folded(directory: Path, state: StoreState, floor: int, columns: pa.Schema) -
 
 
 def joined(directory: Path, state: StoreState, columns: pa.Schema) -> StoreState:
-    """Join the newest change files, so that each file is more than twice as long as all later ones together.
-    Few files remain, and each change is rewritten only a few times.
+    """Join the newest change files, so that each file is more than twice as large as all later ones together.
+    So there are few files, and each change is rewritten only a few times.
     """
     first, rows = len(state.changes) - 1, state.changes[-1].rows
     while first > 0 and state.changes[first - 1].rows <= 2 * rows:

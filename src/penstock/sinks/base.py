@@ -64,8 +64,8 @@ class MaintenanceSettings:
 
 
 class Cooldown:
-    """Pause after a task for ten times its duration, so that it takes at most a tenth of the time, however
-    large a table is.
+    """Pause after a task for ten times its duration, so that the task takes at most a tenth of the time for
+    tables of any size.
     """
 
     def __init__(self) -> None:
@@ -184,10 +184,10 @@ first. In that case the rows are not read. Runs on an executor.
 def rewound_error(
     place: str, table: TableName, applied: Position | None, known: Position
 ) -> TargetRewoundError:
-    """The error for a target that holds less than this run has applied: it was dropped, replaced or restored
-    to an older version.
+    """The error for a target that lacks changes which this run has applied: it was dropped, replaced or
+    restored to an older version.
 
-    The missing changes have been released, so only a resync can restore them.
+    The source has released these changes, so the table needs a resync.
     """
     holds = (
         "does not exist, or its first snapshot did not finish"
@@ -295,8 +295,8 @@ class Sink(Targets):
 
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Replace the content of the table by what `shadow`, a sink of the same kind, holds of it, and set
-        the position, in one commit.
+        """Replace the content of the table by its copy in `shadow`, a sink of the same kind, and set the
+        position, in one commit.
 
         The replacement succeeded if and only if the table has the `copy` of the shadow and is at `position`.
         """
@@ -310,7 +310,7 @@ class Sink(Targets):
         del table, shadow
 
     def cancel_replace(self, table: TableName, shadow: Sink) -> None:
-        """Remove what `prepare_replace` created and `replace` did not use. Called before the shadow is
+        """Remove files that `prepare_replace` created and `replace` did not use. Called before the shadow is
         dropped, in any case.
         """
         del table, shadow
@@ -325,8 +325,8 @@ class Sink(Targets):
 
     @abstractmethod
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """The newest version of the table with no changes of the pipeline after `position`; None if it no
-        longer exists.
+        """The newest version of the table that has no changes of the pipeline after `position`; None if that
+        version no longer exists.
         """
 
     @abstractmethod
@@ -411,9 +411,7 @@ def apply_in_steps(
 
 
 def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str) -> None:
-    """Raise if the target does not have the columns of the changes, or has another mode than the configured
-    one.
-    """
+    """Raise an error if the target lacks columns of the changes, or if its mode is not the configured one."""
     if target.mode is not mode:
         raise SchemaChangedError(
             f"table {target.table} has the mode {target.mode}, but {mode} is configured",

@@ -3,11 +3,11 @@ must be resynced.
 
 All functions are pure. The target gets the columns of the last schema version. Changes of earlier versions
 are read with these columns: under their current names, and with the default value of columns that were added
-later. If the log does not show for certain what changed, the table is resynced.
+later. If the WAL stream does not determine the change, the table is resynced.
 
-`ALTER … TYPE … USING` can replace any value, and no log shows it. A change for which the server does not
-rewrite the rows cannot have done that. A change to a wider numeric type always rewrites them; it is treated
-as value-preserving, since it almost always is.
+`ALTER … TYPE … USING` can replace any value, and no log shows it. If the server did not rewrite the rows, the
+values are unchanged. A change to a wider numeric type always rewrites the rows; it is treated as
+value-preserving, since it almost always is.
 
 Dropped columns stay in the target and are null in later rows. If their name is used again, they are renamed.
 """
@@ -266,8 +266,8 @@ class _Plan:
             raise ResyncRequired("a column has a name that the target does not allow")
 
     def _check_key(self) -> None:
-        """A version without a key has whole rows, and may be between two with the same key. With another key,
-        rows are identified differently.
+        """Raise an error if the key changed, because rows are then identified differently. A version without
+        a key may be between two versions with the same key: its changes have whole rows.
         """
         known = self.origin.numbers_of(self.key)
         if (

@@ -222,7 +222,7 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
 
 
 def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored:
-    """Look up the rows for both, each key once."""
+    """Look up the rows of the target for `values` and for `former`, each key once."""
     looked_up = values.looked_up
     more = former.looked_up
     looked_up = np.concatenate([looked_up, more[~np.isin(codes[more], codes[looked_up])]])
@@ -234,8 +234,8 @@ def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored
 
 
 def _ends(values: Values, codes: Rows) -> Rows:
-    """The last changes of rows that the target has under keys where a later row, with missing values, was
-    also deleted.
+    """The last change of each row that the target has under a key whose later row was also deleted in the
+    epoch, with values missing.
 
     A filter may have left that later row out of the target.
     """
@@ -407,11 +407,11 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
 
 
 def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
-    """Rows without key are indistinguishable: only the number of equal rows counts."""
+    """Rows without a key are indistinguishable: only the number of equal rows counts."""
     inserted, deleted = is_kind(changes, ChangeType.INSERT), is_kind(changes, ChangeType.DELETE)
     if not (inserted | deleted).all() or changes.column(UNCHANGED).null_count < changes.num_rows:
         raise SinkRefusedError(
-            "an update of a row without key lacks the old row",
+            "an update in a table without a key lacks the old row",
             hint="ALTER TABLE … REPLICA IDENTITY FULL, or give the table a primary key, "
             "or choose the mode append",
         )

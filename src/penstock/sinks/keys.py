@@ -259,7 +259,9 @@ def _of_struct(array: pa.Array) -> Hashes:
 
 
 def _ragged(elements: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> Hashes:
-    """Hash runs of elements by a polynomial of each: differences of running sums, all modulo 2^64."""
+    """Hash each run of elements by a polynomial of its elements, modulo 2^64. The polynomials are computed
+    for all runs at once, as differences of running sums.
+    """
     hashes = np.empty(len(offsets) - 1, np.uint64)
     first = 0
     while first < len(hashes):

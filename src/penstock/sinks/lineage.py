@@ -1,16 +1,16 @@
 """Column lineage: identify columns from one schema version to the next, with hints from the DDL trigger, and
 map target columns to source columns.
 
-A column is identified by its number in the catalog (`attnum`), which is never reused: a rename keeps it, a
-drop ends it, an added column gets the next one. The log shows only names, in the order of the numbers.
-Between a known schema and the current catalog, a version with n columns may be any choice of n numbers that
-is consistent: a column that exists before and after exists in between, and columns are added in the order of
-their numbers. If only one choice is consistent, it is the answer, whatever the names are. Otherwise the log
-does not show it, and equal names prove nothing.
+A column is identified by its number in the catalog (`attnum`). A rename keeps the number, an added column
+gets the next one, and the number of a dropped column is never reused. The WAL stream has only names, in the
+order of the numbers. Between a known schema and the current catalog, a version with n columns may be any
+choice of n numbers that is consistent: a column that exists before and after exists in between, and columns
+are added in the order of their numbers. If exactly one choice is consistent, it is the result, whatever the
+names are. Otherwise the numbers are unknown: equal names prove nothing.
 
 All functions are pure. A DDL message is in the transaction that altered the table. Between two transactions,
 the last message gives the columns. Within a transaction, the order of messages and changes is unknown, so a
-statement must hold for all possible orders.
+result counts only if it is the same for all possible orders.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def trace(
 def _trace(
     counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering
 ) -> list[Numbers | None]:
-    """Each known version restricts the versions next to it, so repeat until nothing changes."""
+    """Trace the versions repeatedly until nothing changes, because each known version restricts its
+    neighbours.
+    """
     while True:
         known = list(found)
         for at, count in enumerate(counts):
@@ -266,9 +268,9 @@ class AlterationReader:
     """Reads the messages of the event trigger. Any role can emit messages with the same prefix, with any
     content and size.
 
-    Only messages count that are signed with the key of the event trigger and that are in the transaction that
-    they name: a role that can read the log could repeat a signed message. Other messages are ignored, with a
-    warning at each power of ten.
+    A message is accepted only if it is signed with the key of the event trigger, and only in the transaction
+    that it names: a role that can read the WAL could repeat a signed message. Other messages are ignored; a
+    warning is logged for the first, the tenth, the hundredth and so on.
     """
 
     def __init__(self, prefix: str, key: bytes | None = None) -> None:

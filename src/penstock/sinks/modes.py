@@ -62,7 +62,7 @@ _ADDED_COLUMNS = {
 
 
 class Flag(NamedTuple):
-    """A boolean column, and its value in the rows in question."""
+    """A boolean column, and the value that selects the flagged rows."""
 
     column: str
     value: bool
@@ -122,15 +122,15 @@ class Mode(StrEnum):
 
     @property
     def live_flag(self) -> Flag | None:
-        """What marks the rows that the source has now.
+        """The flag of rows that the source has now.
 
-        With None, `verify` compares all rows with the source, except those of a log.
+        If it is None, `verify` compares all rows with the source, except those of a log.
         """
         return Flag(DELETED, False) if self is Mode.SOFT_DELETE else self.current_flag
 
     @property
     def current_flag(self) -> Flag | None:
-        """What marks the newest version of a row; None if the target has one row for each key."""
+        """The flag of the newest version of a row; None if the target has one row for each key."""
         return Flag(CURRENT, True) if self is Mode.HISTORY else None
 
     def needs_key(self, *, has_old_rows: bool) -> bool:
@@ -146,8 +146,8 @@ class Mode(StrEnum):
     def adds_only(self, counts: ChangeCounts) -> bool:
         """Whether these changes only add rows to the target.
 
-        A mirror has no row that an insert could conflict with: it equals the source just before, where the
-        key is unique.
+        Inserts into a mirror conflict with no row: right before the insert, the mirror equals the source,
+        whose keys are unique.
         """
         if self is Mode.MIRROR:
             return not (counts.updates or counts.deletes or counts.moves or counts.truncates)

@@ -1,4 +1,4 @@
-"""Chains of changes to one row, also across key changes, and rows gathered in slices of bounded size.
+"""Chains of changes to one row, across key changes too, and rows gathered in slices of bounded size.
 
 Changes are grouped by *chain* instead of by key. A chain begins with an insert, with the first change after a
 delete, or with a row of the target. An insert that is half of a key change with unchanged values continues
@@ -85,10 +85,10 @@ class RowChains:
         return self._order[self._start[self._place[rows]]]
 
     def sources(self, rows: Rows, column: str | None = None) -> Rows:
-        """The change that carries the value that the row has right after each of `rows`, or had before a
-        delete; -1: none in the epoch.
+        """For each of `rows`, the change that carries the row's value right after it (for a delete, right
+        before it); -1 if no change of the epoch does.
 
-        Without `column`: for all columns that are not in `incomplete_columns`.
+        Without `column`, the result applies to all columns that are not in `incomplete_columns`.
         """
         travelled = ~self.is_delete
         if column in self._unchanged:

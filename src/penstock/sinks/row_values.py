@@ -1,5 +1,5 @@
-"""Row values after a change, taken from its chain of changes or from the target; and mapping of changes of
-older schema versions to the target's columns.
+"""Row values after a change, taken from its chain of changes or from the target. Also maps changes of older
+schema versions to the target's columns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def live_rows(found: pa.Table | StoredRows, layout: Layout) -> StoredRows:
 
 
 def check_found(met: Bools) -> None:
-    """Raise if a row is missing that must be in the target. Its values would otherwise become NULL."""
+    """Raise an error if the target lacks a row that it must have: values of that row would become NULL."""
     if not met.all():
         raise ValuesMissingError(
             "a row that was copied or applied before is no longer in the target",
@@ -157,8 +157,8 @@ class Values:
     def new_rows(
         self, stored: Stored, schema: pa.Schema, complete: Callable[[Values, pa.Table], pa.Table]
     ) -> NewRows:
-        """Build a row for each of `rows`: `build`, then `complete`. Rows of the target are read in their
-        order.
+        """Build a row for each of `rows`: `build`, then `complete`. Rows are built in the order in which the
+        target has them, so that its files are read sequentially.
         """
         met = np.where(self.incomplete, stored.met[self.bases], -1)
         ordered = self.only(np.argsort(met, kind="stable")) if len(stored.rows.numbers) else self

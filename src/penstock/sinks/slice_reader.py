@@ -49,8 +49,8 @@ _BUFFER_BYTES = 1 << 20
 _PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
 
 HELPER = "_helper\0"
-"""Marks changes of another part that are read only for values that moved from their key. No source column can
-have this name.
+"""Marks changes of another part. They are read only because values of their rows moved to keys of this part.
+No source column can have this name.
 """
 
 CONNECTED_ROWS = 2_000_000
@@ -284,8 +284,8 @@ def _change_numbers(versions: Rows, ordinals: Rows) -> Hashes:
 
 
 def _numbered_keys(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -> tuple[Hashes, Hashes]:
-    """Numbers for the changes that are `before` ordinals before these, and the hashes of the keys of
-    these.
+    """For the `chosen` rows: the hashes of their keys, and the numbers of the changes whose ordinals are
+    lower by `before`.
     """
     some = take(rows, np.flatnonzero(chosen))
     hashes, versions, ordinals = _identify(some, layout)
@@ -314,7 +314,7 @@ def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
 
 
 def in_order(changes: pa.Table) -> pa.Table:
-    """Changes in commit order. Slices of old rows are not in order."""
+    """Sort changes into commit order. Slices of old rows are not in order."""
     return changes.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
 
 

@@ -191,7 +191,9 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
 
 
 def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa.Array:
-    """Mask of the rows with no value outside of the key. A delete with other values has the whole old row."""
+    """A mask of the rows that have values in key columns only. A delete with other values has the whole old
+    row.
+    """
     more = [row for row in _places(exact) if any(name not in table.key for name, _ in exact[row].as_py())]
     found = pa.array(np.isin(np.arange(batch.num_rows), more, invert=True))
     for place, column in enumerate(table.columns):

@@ -21,7 +21,7 @@ from penstock.secret import Secret
 IDLE_SECONDS = 60.0
 """Time without readers after which the snapshot is released."""
 PATIENCE = 5
-"""Multiple of the idle time to wait for the first reader, since Spark may be busy."""
+"""The wait for the first reader, as a multiple of the idle time, since Spark may be busy."""
 
 _LOOK_SECONDS = 1.0
 

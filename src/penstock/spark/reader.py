@@ -4,10 +4,10 @@ For each run of a query, Spark keeps one reader in one Python process on the dri
 in that process: the first call that needs them starts them, and they end with the process. Offsets are commit
 positions.
 
-The order of Spark's calls differs between versions. In all of them, an `end` that was planned before the next
-call of `latestOffset` belongs to a finished batch, and so does the `start` of a range that is not empty. Only
-these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it is the last
-`end` that `partitions` received.
+The order of Spark's calls differs between versions. In all versions, when `latestOffset` is called, every
+`end` that was planned before belongs to a finished batch. So does the `start` of a range that is not empty.
+Only these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it is the
+last `end` that `partitions` received.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return begin if begin is not None and reached == Position.ZERO else reached
 
     def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of a batch that is planned up to `planned`, which may be earlier; `start` for no
-        batch now.
+        """The end of a batch that is planned up to `planned`. It may be earlier than `planned`; `start` means
+        that there is no batch now.
         """
         return planned
 

@@ -1,7 +1,7 @@
-"""Parse the options of one use of the source, and read what is available.
+"""Parse the options of one use of the source, and run queries until all available changes are read.
 
-From Spark 4.2 on, `Trigger.AvailableNow` does the latter. Spark 4.1 runs exactly one batch of a Python source
-under that trigger, and after a crash only the failed one; there the query is repeated until a run finds
+Spark 4.2 and later do that with `Trigger.AvailableNow`. Under that trigger, Spark 4.1 runs exactly one batch
+of a Python source, and after a crash only the failed one. There the query is repeated until a run finds
 nothing up to the source's position at the first start.
 """
 
@@ -118,7 +118,7 @@ def _column(text: str) -> str:
 
 
 def _chunk_bytes(wanted: int, rows: int | None) -> int:
-    """At most what a batch may contain, and at least one block."""
+    """Bytes per chunk: at least one block, and at most the limit of a batch."""
     return wanted if rows is None else min(wanted, max(BLOCK_BYTES, rows * ROW_BYTES))
 
 
@@ -168,9 +168,7 @@ def _default_slot(dsn: str, choice: TableChoice) -> str:
 
 
 def _server(dsn: str) -> str:
-    """The server as a directory name: equal database names, and so slots, on two servers are different
-    sources.
-    """
+    """A directory name for the server. Two servers may have databases, and so slots, of the same name."""
     place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
     is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH

@@ -33,7 +33,7 @@ from penstock.spark.start import NEW_QUERY
 _log = logging.getLogger(__name__)
 
 _ORDINALS_PER_STEP = 1 << 40
-"""Ordinals reserved for the rows of one step; far more than a heap of 2³² blocks can hold."""
+"""Ordinals reserved for the rows of one step: far more than the rows of a heap of 2³² blocks."""
 _MOST_STEPS = 1 << 23
 """With more steps, ordinals would exceed 64 bits."""
 _MOST_FIRST_STEPS = _MOST_STEPS >> 3
@@ -97,7 +97,7 @@ class StreamSnapshot:
         return found
 
     def settled(self, reached: Position) -> Position:
-        """The first position from `reached` on at which all rows are consistent: rows read under a later
+        """The first position at or after `reached` at which all rows are consistent: rows read under a later
         snapshot are newer than the fence.
         """
         found = self._known()

@@ -6,10 +6,10 @@ that another process can repeat a batch, and completed steps are not repeated. I
 snapshots, which end with their connection.
 
 When a snapshot is lost, the remaining steps are read under a new one, later than the fence. No change is
-lost, since live changes start at the fence in any case. But a row may have moved from a block still to be
-read to one already read, and no change has its unchanged TOAST values. So a renewed plan ends with a second
-read of all blocks that were read before, for the few rows written since the fence. A heap that was rewritten
-is read again completely.
+lost, since live changes start at the fence in any case. But a row may have moved from an unread block to a
+block that was already read, and the changes lack its unchanged TOAST values. So the new plan ends with a
+second read of all earlier blocks, for the few rows written since the fence. A heap that was rewritten is read
+again completely.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class SnapshotPlan:
 
         `heaps` has the current steps of each heap, by OID.
 
-        The batch up to `upto` may have been delivered, and a sink that has it skips its repetition. So it
-        counts as delivered and its steps keep their indexes, empty if the heap was rewritten; all other steps
-        follow it. If `upto` is None, the batch has all steps, however many there are; if it was delivered
-        before, none remained.
+        The batch up to `upto` may have been delivered, and then a sink skips its repetition. So this batch
+        counts as delivered: its steps keep their indexes (and become empty if the heap was rewritten), and
+        all other steps follow it. If `upto` is None, the batch has all steps. If such a batch was delivered
+        before, no steps remained.
 
         No step of a `keyless` heap may remain, since its rows are as of the fence and are not read again. The
         plan never becomes shorter, since a batch that was planned before ends at the same index.

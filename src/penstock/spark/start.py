@@ -111,8 +111,8 @@ def ensure_source(request: SourceRequest) -> None:
 
 
 def check_owner(settings: CaptureSettings) -> bool:
-    """Raise if the spool belongs to another source than this query. Return whether it belongs to this one;
-    False if it has no owner yet.
+    """Raise an error if the spool's owner is not this query's source. Returns True if it is, and False if the
+    spool has no owner yet.
 
     Call this before reading, releasing or planning anything in the spool. A capture checks the owner only
     when it has locked the spool, and a query that reads a shared spool never does.
@@ -163,9 +163,9 @@ def with_query_hints(settings: CaptureSettings) -> Iterator[None]:
 def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None:
     """Keep everything after `start` in spool and slot, or raise if it is no longer available.
 
-    An earlier query of the same consumer may have released more. The whole spool is held, since `start` may
-    be inside a commit record. It is held before the check, since released segments may be deleted at any
-    moment.
+    An earlier query of the same consumer may have released later positions. The whole spool is kept, since
+    `start` may be inside a commit record. It is kept before the check, since released segments may be deleted
+    at any moment.
     """
     before = released_positions(settings.spool).get(consumer)
     set_released(settings.spool, consumer, Position.ZERO)
@@ -191,7 +191,7 @@ def check_start(settings: CaptureSettings, start: Position) -> None:
         slot, server = inspect_slot(connection, settings.slot), insert_position(connection)
     if start > server:
         raise ConfigError(
-            f"the option 'startingPosition' is {start}, and the server's log reaches only to {server}",
+            f"the option 'startingPosition' is {start}, and the end of the server's WAL is {server}",
             hint="use now to begin at the end of the log",
         )
     if slot is None:
@@ -209,7 +209,7 @@ def _no_tables(connection: Connection, request: SourceRequest, settings: Capture
     if request.choice.single is not None:
         return NoTablesError(
             f"there is no table {request.choice.single} in {place}",
-            hint="check the option 'table'; case counts",
+            hint="check the option 'table'; names are case-sensitive",
         )
     if request.choice.patterns:
         return NoTablesError(
@@ -242,7 +242,7 @@ class TableWatch:
 
     def begin(self, *, replace: bool) -> None:
         """Record the current tables. With `replace`, discard the record of an earlier query first. Call this
-        when the publication exists, and before the fence.
+        when the publication exists, and before the fence is taken.
         """
         self._due = 0.0
         if replace:

@@ -4,8 +4,8 @@ snapshot.
 `startingPosition` defines the start of a new query, and the first offset stores it: Spark may repeat the
 first batch in another process. A snapshot is read in batches of heap blocks, under an exported snapshot that
 this process holds; the changes after its fence come from the spool. Publication, slot and fence are created
-in this order, so the slot has all commits after the fence. They stay there until Spark has committed them,
-since this consumer's release is the fence during the snapshot.
+in this order, so the slot has all commits after the fence. The slot keeps these commits until Spark has
+committed them, since this consumer releases only the fence during the snapshot.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class ChangeStreamReader(SpoolStreamReader):
         self._lock.wait(_ENDING_SECONDS)
 
     def _settle_goal(self, reached: Position) -> None:
-        """Move the end of a query past its snapshot: only there are all of its rows consistent."""
+        """Move the end of a query past its snapshot, where all of its rows are consistent."""
         if self._goal is not None:
             settled = self._snapshots.settled(reached)
             self._goal = max(self._goal, settled) if settled > reached else self._goal
@@ -274,7 +274,7 @@ class ChangeStreamReader(SpoolStreamReader):
     def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
         if start >= end:
             raise SpoolGapError(
-                f"the batch up to {end} cannot be repeated: its remaining changes begin at {start}",
+                f"the batch up to {end} cannot be repeated: the spool has its changes only after {start}",
                 hint=NEW_QUERY,
             )
         found: list[InputPartition] = []

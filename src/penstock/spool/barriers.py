@@ -7,9 +7,9 @@ it. So a barrier has two phases:
 - Announced: the position will be later than `after`. Readers end no batch beyond `after`.
 - Placed: the `position` is known. A batch that would pass it ends there.
 
-A reader checks for barriers after it has planned a batch. If it finds none, the server had written everything
-in the plan before the barrier was announced, so the barrier's position is later than the plan. If it finds
-one, it shortens the plan. So no batch passes a barrier, whatever the load.
+A reader checks for barriers after it has planned a batch. If the reader finds no barrier, the server wrote
+everything in the plan before a barrier was announced, so the position of any later barrier is after the plan.
+If the reader finds one, it shortens the plan. So no batch passes a barrier, whatever the load.
 
 The owner renews its lease by a counter, the beat. If the beat has not changed for `LEASE_SECONDS` by the
 reader's clock, the owner is dead, and the reader deletes the file.

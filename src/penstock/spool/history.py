@@ -87,7 +87,7 @@ class SchemaHistory:
     def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
         """The keys, by OID, of tables with changes up to `position`.
 
-        Later versions may be left by a crash before a seal.
+        Later versions are ignored: a crash before a seal may have left them.
         """
         schemas = {oid: self.at(oid, position) for oid in self.tables}
         return {oid: schema.key for oid, schema in schemas.items() if schema is not None}
@@ -108,8 +108,8 @@ class SchemaHistory:
         return SchemaHistory({**self.tables, **tables}) if tables else self
 
     def pruned(self, upto: Position) -> SchemaHistory:
-        """Drop versions that hold only up to `upto`, and tables whose name has belonged to another table
-        since before `upto`.
+        """Drop versions that were replaced at or before `upto`, and tables whose name was taken by another
+        table before `upto`.
         """
         taken: dict[TableName, Position] = {}
         for versions in self.tables.values():

@@ -319,7 +319,8 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
 def _counts_document(counts: ChangeCounts) -> dict[str, int]:
     """Omit `unidentified` if it is 0.
 
-    Older versions fail on the unknown field, as they must: they would apply such rows.
+    If it is set, older versions of Penstock fail on the unknown field. That is intended: they would apply
+    such rows.
     """
     document = asdict(counts)
     if not counts.unidentified:

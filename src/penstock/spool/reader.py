@@ -74,7 +74,7 @@ class TableRange:
     def with_old(self) -> tuple[FileSlice, ...]:
         """All slices; old rows follow the changes of the same schema.
 
-        The order of rows is given by their columns only.
+        To order the rows, use their `_commit_version` and `_ordinal`.
         """
         found: list[FileSlice] = []
         waiting = list(self.old)

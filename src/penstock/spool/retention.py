@@ -2,9 +2,9 @@
 
 A segment may be deleted when every consumer has released it. A spool without consumers keeps everything.
 
-Each consumer writes its own file. Its first release creates the file, with the position from which it needs
-changes, before it reads anything and before the fence of a snapshot whose changes it will need. The capture
-may run at the same time: each update is one rename, so a consumer never disappears for a moment.
+Each consumer writes its own file. Its first release creates the file, with the position from which the
+consumer needs changes. A consumer must release before it reads, and before it takes the fence of a snapshot.
+The capture may run at the same time: each update is one rename, so a consumer never disappears for a moment.
 
 To delete a segment, its manifest is renamed to a tombstone, which hides it from every reader; then its files
 are removed. The next writer removes the rest after a crash, like any directory without a manifest.
@@ -43,7 +43,7 @@ class Consumer:
 
     name: str
     released: Position
-    """It needs no change up to this position."""
+    """The consumer needs no change up to this position."""
     age_seconds: float
     """Age of its last release. A running consumer releases every few seconds."""
 

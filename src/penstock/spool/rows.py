@@ -70,7 +70,7 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
 def read_unidentified(slice: FileSlice) -> Iterator[int]:
     """The commit of each row without a complete identity, in order:
 
-    `_unchanged` names a key column, or any column of a delete.
+    A row counts if `_unchanged` names a key column or, for a delete, any column.
     """
     key = frozenset(slice.file.schema.key)
     for kind, version, names in _read_filled(slice, UNCHANGED):

@@ -1,4 +1,4 @@
-"""The capture's status file, which other processes read, and waiting for the spool to reach a position.
+"""The capture's status file, which other processes read; and a wait until the spool reaches a position.
 
 The status never contains row values or connection strings.
 """

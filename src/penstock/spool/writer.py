@@ -96,7 +96,7 @@ class TransactionBuffer:
     def add(self, step: Transactions) -> None:
         if step.end <= self.end:
             raise SpoolError(
-                f"transactions up to {step.end} were received after {self.end}: the log does not go backward"
+                f"transactions up to {step.end} were received after {self.end}: positions must increase"
             )
         added = [
             (batch, *_reach(batch, after=self.end, upto=step.end))
@@ -401,7 +401,7 @@ class SpoolWriter:
         if step.end <= self._buffer.end:
             raise SpoolError(
                 f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was received: the "
-                "log goes forward"
+                "positions must increase"
             )
         pieces = self._pieces.commit(step.xid)
         messages = tuple(replace(message, xid=step.xid, position=step.end) for message in pieces.messages)

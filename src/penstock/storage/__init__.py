@@ -43,7 +43,7 @@ class LinksUnsupportedError(OSError):
 class DirectoryEntry(NamedTuple):
     """A directory in its parent's listing.
 
-    The inode usually tells it from a later directory of the same name.
+    The inode usually distinguishes it from a later directory of the same name.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """File locks between processes of one machine.
 
-A lock belongs to the open file, so the operating system releases it when its process ends, however it ends. A
-child made by a bare fork shares the lock; children started by exec do not. Lock files are never deleted: a
-second process could then lock a new file of that name.
+A lock belongs to the open file, so the operating system releases it whenever its process ends. A child made
+by a bare fork shares the lock; children started by exec do not. Lock files are never deleted: a second
+process could then lock a new file of that name.
 """
 
 from __future__ import annotations

@@ -1,3 +1,1 @@
-"""What tests and the demo run on: real servers, started for the occasion; and the suites that hold
-implementations to the contracts.
-"""
+"""Support for tests and the demo: embedded servers, and the conformance suites of the contracts."""

@@ -13,9 +13,9 @@ class TestMyCapture(ChangeCaptureConformance):
 For pytest to explain failed assertions, call
 `pytest.register_assert_rewrite("penstock.testing.capture_conformance")` in a conftest.
 
-A test reads exactly as many changes as it expects. To prove that there are no others, it commits a marker row
-and reads up to it, so there are no delays to tune. `examples/list_capture.py` is an implementation of a
-hundred lines that passes.
+A test reads exactly as many changes as it expects. To prove that there are no further changes, it commits a
+marker row and reads up to that row. So there are no delays to tune. `examples/list_capture.py` is an
+implementation of a hundred lines that passes.
 """
 
 from __future__ import annotations

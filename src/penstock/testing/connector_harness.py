@@ -197,7 +197,7 @@ DOCUMENT = "source_connector"
 
 
 class ConnectorReading:
-    """Tests of reading. Run them by `SourceConnectorConformance`, which adds the others."""
+    """Tests of reading. `SourceConnectorConformance` inherits them and adds the others."""
 
     # --- lifecycle ------------------------------------------------------------------------------------------
 

@@ -411,8 +411,8 @@ def read_on(
 
 
 def start(harness: RecordHarness, source: RecordSource) -> RecordPosition:
-    """Return the position after the snapshot of a table with one row, which is then deleted. Later records
-    are changes.
+    """Read the snapshot of a table with one row, delete that row, and return the position after the snapshot.
+    Later records are changes.
     """
     harness.insert(MARK)
     row = read(harness, source, None)

@@ -282,13 +282,13 @@ class ReferenceTableConformance:
             assert follower.poll_snapshot() is not None
             last = harness.many_rows - 1
             harness.commit(
-                upsert(harness.table, 0, "meanwhile"),
+                upsert(harness.table, 0, "changed"),
                 delete(harness.table, last),
                 upsert(harness.table, last + 1, "new"),
             )
             follower.finish_snapshot()
             del expected[last]
-            follower.follow({**expected, 0: "meanwhile", last + 1: "new"})
+            follower.follow({**expected, 0: "changed", last + 1: "new"})
 
     @rule("reference_table_source", "until-none", "then-changes")
     def test_changes_before_the_end_of_the_snapshot_are_refused(self, harness: ReferenceHarness) -> None:

@@ -153,7 +153,7 @@ def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = Non
 
 
 def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None = None) -> Outcome:
-    """Transform changes in commit order: the source's columns, then `METADATA_FIELDS`.
+    """Transform changes, which are in commit order and have the source's columns, then `METADATA_FIELDS`.
 
     Pass all changes of an epoch if a result depends on values that some changes lack.
     """
@@ -184,7 +184,7 @@ def transform_keys(fitted: Fitted, keys: pa.Table) -> pa.Table:
 
 
 def count_changes(changes: pa.Table, moves: int) -> ChangeCounts:
-    """Counts of `changes`; at most `moves` of them change the key."""
+    """Count `changes` by kind. `moves` is the number of key changes before filtering, an upper bound."""
     kinds = {kind: int(is_kind(changes, kind).sum()) for kind in ChangeType}
     return ChangeCounts(
         inserts=kinds[ChangeType.INSERT],

@@ -1,6 +1,6 @@
 """Casts of column values, and values as plain text.
 
-A value that the new type cannot hold is never rounded, truncated or set to null: its row is rejected.
+A value that the new type cannot hold is never rounded, truncated or set to null; its row is rejected.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _BOOLEANS: Final = {
 
 
 def parse_cast(name: str) -> pa.DataType:
-    """A type by its Spark SQL name. `ValueError` for unsupported names."""
+    """A type by its Spark SQL name. Raises `ValueError` for unsupported names."""
     plain = name.strip().lower()
     match = _DECIMAL.fullmatch(plain)
     if match is not None and 1 <= int(match[1]) <= 38 and int(match[2]) <= int(match[1]):

@@ -113,7 +113,8 @@ def _text(values: pa.Array) -> pa.Array:
 
 
 Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], Analysis]
-"""Plans a query over a table with these columns. `ConfigError` if it cannot be evaluated row by row."""
+"""Plans a query over a table with these columns. Raises `ConfigError` if it cannot be evaluated row by row.
+"""
 
 TargetColumn = MadeColumn | Computed
 
@@ -140,7 +141,9 @@ def spark_columns(source: TableSchema) -> tuple[tuple[str, pa.DataType], ...]:
 
 
 def target_columns(analysis: Analysis, source: TableSchema) -> tuple[TargetColumn, ...]:
-    """The columns of a query's result. `ValueError` with the reason if no target supports one of them."""
+    """The columns of a query's result. Raises `ValueError` with the reason if no target supports one
+    of them.
+    """
     return tuple(_target_column(each, place, source) for place, each in enumerate(analysis.columns))
 
 

@@ -202,7 +202,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A boolean column."""
+    """A boolean column as a condition."""
 
     operand: Operand
 

@@ -79,8 +79,8 @@ _INT64 = 1 << 63
 
 
 def parse_condition(text: str, columns: Mapping[str, pa.DataType]) -> Condition:
-    """Parse the condition, and check it against the columns' types. `NotSimple` if only Spark can evaluate
-    it.
+    """Parse the condition, and check it against the columns' types. Raises `NotSimple` if only Spark can
+    evaluate it.
     """
     found = _Parser(_tokens(text), columns).parse()
     found.check(columns)

@@ -1,6 +1,6 @@
 """Transformed changes, as files like those of the spool, so that sinks need not know about transforms.
 
-Runs on executors. One file is written for each file read; a file without rows is left out.
+Runs on executors. For each file that is read, one file is written, unless it would have no rows.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def ask(task: StageTask) -> list[str]:
 
 
 def stage(task: StageTask) -> list[FileSlice]:
-    """Write the transformed changes; returns the files in the order of the changes. `RowRefusedError` if a
-    change is rejected.
+    """Write the transformed changes; returns the files in the order of the changes. Raises `RowRefusedError`
+    if a change is rejected.
     """
     return [found for number, group in task.groups if (found := _stage(group, number, task)) is not None]
 
@@ -134,7 +134,7 @@ def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
 
 
 def divert_rejected(outcome: Outcome, source: TableSchema, on_rejected: OnRejected | None) -> pa.Table:
-    """The kept rows. Rejected rows go to `aside`; without `aside` they raise an error."""
+    """The kept rows. Rejected rows are passed to `on_rejected`; without `on_rejected` they raise an error."""
     if on_rejected is None:
         return kept_of(outcome, source)
     for batch in outcome.refused.to_batches():
@@ -184,7 +184,7 @@ def ask_rows(task: KeysTask) -> str | None:
 
 
 def restage(task: KeysTask, on_rejected: OnRejected | None = None) -> SnapshotFile:
-    """Transform the keys or rows. `aside` takes rejected rows."""
+    """Transform the keys or rows. `on_rejected` receives rejected rows."""
     return _keys(task) if task.is_keys else _rows(task, on_rejected)
 
 

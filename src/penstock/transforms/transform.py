@@ -75,7 +75,7 @@ class Transform:
         return hmac.new(secret, json.dumps(document).encode(), hashlib.sha256).hexdigest()[:16]
 
     def schema(self, source: TableSchema) -> TableSchema:
-        """The target's schema. `TransformError` if the transform does not fit the table."""
+        """The target's schema. Raises `TransformError` if the transform does not fit the table."""
         return self.fit(source).schema
 
     def needs_spark(self, source: TableSchema) -> bool:
@@ -243,8 +243,8 @@ class Fitted:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """For each source column, the target columns that are computed from it alone. They have unchanged
-        TOAST values if the source column has.
+        """For each source column, the target columns that are computed from it alone. Such a target column is
+        unchanged TOAST if the source column is.
         """
         found: dict[str, tuple[str, ...]] = {}
         for each in self.made:

@@ -3,7 +3,7 @@ from earlier changes of the same row and epoch.
 
 The filter decides on each change separately. It may leave out a change with values that a later change of the
 row lacks. So missing values are first filled in from earlier changes of the epoch. A value that is still
-missing did not change in the epoch: the target has it if it has the row.
+missing did not change in the epoch. If the target has the row, it has the value.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class Filled:
     chains: RowChains
 
     def orphans(self, left_out: Bools) -> Bools:
-        """Rows that lack a value which the target does not have either, because the filter left out their
-        insert.
-        """
+        """Rows that lack a value that the target lacks too, because the filter left out their insert."""
         count = self.changes.num_rows
         lacking = np.flatnonzero(np.asarray(self.changes.column(UNCHANGED).is_valid()))
         inserts = np.flatnonzero(left_out & self.chains.is_insert)

@@ -54,7 +54,7 @@ def test_it_captures_for_all_and_confirms_what_the_slowest_consumer_has_released
     path = shared.config("one", ["public.a"])
     capture = shared.start(path).wait_until_it_runs()
     shared.wait_for_spool(
-        shared.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 'nobody asked for it')")
+        shared.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 'not requested')")
     )
     shared.database.execute(f"ALTER PUBLICATION {shared.slot} ADD TABLE b")
     end = shared.wait_for_spool(

@@ -79,7 +79,7 @@ def _now(made: Mirror) -> tuple[int, int]:
 
 
 def _is_common(epoch: Epoch) -> bool:
-    """Whether both tables have been through it."""
+    """Whether both tables have applied it."""
     return [status.state for status in epoch.tables.values() if status.applied == epoch.position] == [
         TableState.STREAMING
     ] * 2
@@ -92,7 +92,7 @@ def _common_epochs(config: PipelineConfig) -> list[Epoch]:
 
 
 def _wait_for_both(run: Running) -> None:
-    """Until an epoch is recorded that both tables have been through."""
+    """Wait until an epoch is recorded that both tables have applied."""
     config = run.mirror.config
     log = EpochLog(config.sink.root, config.pipeline)
 
@@ -179,9 +179,7 @@ def test_no_reader_sees_a_torn_transfer_under_load_nor_in_epochs_that_were_recor
     assert len(set(seen.values())) > 1, "money did move"
     epochs = _common_epochs(made.config)
     assert len(epochs) >= len(seen)
-    epochs = epochs[
-        :: -(-len(epochs) // 10)
-    ]  # from the last to the first; to open one version takes Spark a second
+    epochs = epochs[:: -(-len(epochs) // 10)]  # newest first; Spark takes a second to open a version
     reads = [read_consistent(spark, made.path, at=epoch.position) for epoch in epochs]
     assert [read.position for read in reads] == [epoch.position for epoch in epochs]
     totals = _totals(reads)

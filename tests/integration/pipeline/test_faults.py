@@ -68,12 +68,13 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
     change.
     """
     two_tables(database)
-    for name in ("anew", "moved"):
+    for name in ("recreated", "moved"):
         database.execute(
             f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')"
         )
     made = mirror(
-        schema_changes="stop", tables=[f"public.{name}" for name in ("good", "bad", "anew", "moved", "typo")]
+        schema_changes="stop",
+        tables=[f"public.{name}" for name in ("good", "bad", "recreated", "moved", "typo")],
     )
     assert set(made.run_once().failed) == {"public.typo"}, "it is named and not there"
     database.execute(
@@ -81,10 +82,11 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
         "INSERT INTO good VALUES (2, 'b')"
     )
     database.execute(
-        "DROP TABLE anew; CREATE TABLE anew (id int PRIMARY KEY, v text); INSERT INTO anew VALUES (9, 'z')"
+        "DROP TABLE recreated; CREATE TABLE recreated (id int PRIMARY KEY, v text); "
+        "INSERT INTO recreated VALUES (9, 'z')"
     )
     database.execute("ALTER TABLE moved RENAME TO elsewhere; INSERT INTO elsewhere VALUES (2, 'b')")
-    expected = {"public.bad": "PEN-1403", "public.anew": "PEN-1403"}
+    expected = {"public.bad": "PEN-1403", "public.recreated": "PEN-1403"}
     for key in (2, 3):
         result = made.run_once()
         assert {
@@ -94,10 +96,10 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
         assert result.tables["public.moved"].state == "gone", "it is not left behind in silence"
         assert max(row["id"] for row in made.rows("public.good")) == key
         database.execute(f"INSERT INTO good VALUES ({key + 1}, 'c')")
-    for name in ("bad", "anew"):
+    for name in ("bad", "recreated"):
         _remove_target(made, name)
     made.run_once()
-    made.assert_equal("public.good", "public.bad", "public.anew")
+    made.assert_equal("public.good", "public.bad", "public.recreated")
 
 
 def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(

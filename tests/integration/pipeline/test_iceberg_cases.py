@@ -123,7 +123,7 @@ def _begin(results: Results) -> None:
     for name in THERE:
         results.sql(
             "CREATE TABLE {} (id int, "
-            "v string COMMENT 'of theirs') USING iceberg TBLPROPERTIES ('theirs' = 'yes')",
+            "v string COMMENT 'their comment') USING iceberg TBLPROPERTIES ('theirs' = 'yes')",
             name,
         )
         results.sql("INSERT INTO {} VALUES (7, 'theirs')", name)

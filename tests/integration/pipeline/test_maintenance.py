@@ -31,7 +31,7 @@ UPKEEP = MaintenanceSettings(
 
 
 class Table:
-    """As its directory has it, and has had it."""
+    """The files that are or were in the directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

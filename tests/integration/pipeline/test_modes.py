@@ -147,7 +147,7 @@ def orders(steps: int, *, is_there: bool) -> Iterator[str]:
 
 ORDERS = dict(enumerate((*orders(4, is_there=True), *orders(4, is_there=False)), 1))
 THERE = len(list(orders(4, is_there=True)))
-"""The keys up to this one are there before."""
+"""Keys up to this one exist at the start."""
 STEPS = {
     "i": "INSERT INTO {0} VALUES ({1}, '{2}')",
     "u": "UPDATE {0} SET v = '{2}' WHERE id = {1}",
@@ -175,7 +175,7 @@ class Results:
     compared: dict[str, Comparison] = field(default_factory=dict)
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     versions: dict[str, dict[Any, list[tuple[Any, ...]]]] = field(default_factory=dict)
-    """Of histories, by key: from, to and whether it is the current one, in order."""
+    """The versions of each key in order: from, to, and whether it is the current one."""
     copied: set[str] = field(default_factory=set)
 
     def assert_equal(self, *names: str) -> None:
@@ -223,7 +223,7 @@ def _crash(database: Database, lake: Mirror) -> None:
     record = EpochLog.record
 
     def crash(log: EpochLog, epoch: Epoch) -> None:
-        """But not in one that has only a part of it."""
+        """But not if the epoch has only a part of the transaction."""
         if epoch.position >= goal:
             raise _CrashError
         record(log, epoch)

@@ -60,7 +60,7 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
         run.wait_for_state("public.a", TableState.STREAMING)
         # a table that is created later and matches a pattern
         database.execute("CREATE TABLE b (id int PRIMARY KEY, v text); INSERT INTO b VALUES (1, 'b')")
-        # one that is ordered, with writes beside
+        # an ordered one, during writes
         with pytest.raises(NoTablesError, match=r"later\.missing"):
             run.order("add", "later.missing")
         run.order("add", "later.extra")
@@ -69,7 +69,7 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
         run.wait_for_state("later.extra", TableState.STREAMING)
         database.execute("DELETE FROM later.extra WHERE id <= 100; UPDATE b SET v = 'c'")
         run.wait_for_rows("later.extra", 500)
-        # one rests, and its changes wait
+        # one is paused, and its changes are kept
         run.order("pause", "public.a")
         run.wait_for_state("public.a", TableState.PAUSED)
         database.execute("INSERT INTO a VALUES (2, 'paused'); INSERT INTO b VALUES (2, 'goes on')")
@@ -82,14 +82,14 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
     with running(made) as run:
         run.order("resume", "public.a")
         run.wait_for_rows("public.a", 2)
-        # one leaves, and comes back as new
+        # one is removed, and added again as a new table
         run.order("remove", "later.extra")
         run.wait_for_state("later.extra", None)
         database.execute("INSERT INTO later.extra VALUES (1000)")
         run.order("add", "later.extra")
         run.wait_for_state("later.extra", TableState.STREAMING)
         run.wait_for_rows("later.extra", 501)
-        # the file says so too
+        # the configuration file has it too
         document = yaml.safe_load(made.path.read_text(encoding="utf-8"))
         made.path.write_text(yaml.safe_dump({**document, "tables": ["public.a"]}), encoding="utf-8")
         run.wait_for_state("public.b", None)
@@ -159,7 +159,7 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
         run.wait_for_state("public.broken", TableState.FAILED)
         database.execute("INSERT INTO t VALUES (201, 'new')")
         run.wait_for_rows("public.t", 200)
-        # a shadow that cannot take its target's place costs the target nothing
+        # a failed swap does not change the target
         with monkeypatch.context() as patch:
             patch.setattr(DeltaSink, "replace", _refuse)
             run.order("resync", "public.t")
@@ -273,8 +273,8 @@ def test_changes_of_partitions_with_different_keys_are_recorded_if_the_table_nee
 def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(
     database: Database, mirror: MirrorFactory
 ) -> None:
-    """The change shows it where the catalog no longer does, and the catalog where no change does: a key
-    update carries no old key.
+    """If the catalog no longer shows it, a change does; if no change shows it, the catalog does: a key update
+    has no old key.
     """
     database.execute("CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1)")
     database.execute(

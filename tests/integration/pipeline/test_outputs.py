@@ -18,7 +18,7 @@ from tests.support.fix_postgres import Database
 def test_K09_a_target_altered_dropped_or_restored_by_another_writer_is_not_trusted(
     database: Database, mirror: MirrorFactory
 ) -> None:
-    """A foreign column may stay, a dropped column of ours is an error, a dropped table is resynced, a
+    """A foreign column may stay, dropping a mirrored column is an error, a dropped table is resynced, a
     restored one continues.
     """
     for name in ("added", "taken", "gone", "back"):

@@ -52,7 +52,7 @@ def test_changes_of_every_kind_reach_the_target_by_polling(database: Database, m
     database.execute("DELETE FROM orders WHERE id = 1")
     pipeline.run_once()
     assert_same(database, pipeline)
-    # At last, where it goes on is lost too.
+    # Finally the resume position is lost too.
     shutil.rmtree(pipeline.config.state / "polling")
     with pytest.raises(SlotMissingError, match="the resume point of polling is lost"):
         pipeline.run_once()

@@ -124,7 +124,7 @@ def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_anoth
     spark: SparkSession,
 ) -> None:
     spark.conf.set("penstock.test.session", "the thread's")
-    spark.createDataFrame([], "a int")  # which is how one becomes the thread's
+    spark.createDataFrame([], "a int")  # which makes it the session of the thread
     analyse(spark, "SELECT id FROM source", COLUMNS)
     active = SparkSession.getActiveSession()
     assert active is not None
@@ -132,7 +132,7 @@ def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_anoth
 
 
 def test_an_error_is_that_of_its_row_and_its_column(spark: SparkSession, tmp_path: Path) -> None:
-    """Also where two columns, and the condition, have the same part that fails."""
+    """Also if two columns and the condition share the failing expression."""
     rows = {
         "_row": pa.array([0, 1, 2, 3], pa.int64()),
         "a": ["12", "x", None, "3"],
@@ -216,7 +216,7 @@ def test_K12_S13_a_table_is_the_result_of_its_query(
 
     database.execute("UPDATE orders SET qty = 3 WHERE id = 2")  # leaves
     database.execute("UPDATE orders SET qty = 8, long = 'zz' WHERE id = 1")  # comes in
-    database.execute("UPDATE orders SET price = '1.00' WHERE id = 4")  # the long text does not travel
+    database.execute("UPDATE orders SET price = '1.00' WHERE id = 4")  # the long text is unchanged TOAST
     database.execute("UPDATE orders SET price = 'free' WHERE id = 6")  # is refused
     database.execute("INSERT INTO orders VALUES (7, '7', 1, NULL, NULL), (8, '0.25', 2, NULL, 'n')")
     made.run_once()

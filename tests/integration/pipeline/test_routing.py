@@ -40,7 +40,9 @@ def _there(database: Database, *shards: str) -> set[tuple[Any, ...]]:
 
 
 def _change(database: Database) -> None:
-    """A truncate takes one shard's rows alone; a key change, its untouched values too, stays in its shard."""
+    """A truncate removes the rows of one shard only. After a key change the row stays in its shard, with its
+    unchanged values.
+    """
     database.execute(
         "UPDATE shard_1.orders SET note = 'gone soon' WHERE id = 2; "
         "UPDATE shard_2.orders SET id = 30 WHERE id = 3"

@@ -81,7 +81,7 @@ def test_K12_K13_the_same_into_another_postgres(
 
 
 def test_a_condition_has_the_meaning_of_spark(spark: SparkSession) -> None:
-    """The answers that the tests without Spark hold us to are Spark's own."""
+    """The results that the tests without Spark expect are those of Spark."""
     import pyarrow as pa
 
     frame = spark.createDataFrame(pa.table(COLUMNS))

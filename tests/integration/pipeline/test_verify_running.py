@@ -66,7 +66,7 @@ class Busy:
     workload: ShopWorkload
 
     def wait_for_progress(self) -> None:
-        """Of two epochs: one may have been planned long ago."""
+        """Wait for two epochs, because the first may have been planned earlier."""
         for _ in range(2):
             reached = self.pipeline.position
             wait_for(
@@ -98,7 +98,7 @@ def _explained(report: VerifyReport) -> str:
 
 @pytest.mark.timeout(600 + 120 * ROUNDS)
 def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy: Busy) -> None:
-    """Each time at another position, at which the pipeline would not have ended an epoch without the
+    """Each comparison is at another position, at which the pipeline would not end an epoch without the
     barrier.
     """
     positions: set[Position] = set()
@@ -161,7 +161,7 @@ with BarrierRequest(Path(sys.argv[2]), Position.ZERO):
 
 @pytest.mark.timeout(900)
 def test_a_verify_that_is_killed_leaves_the_pipeline_going(busy: Busy) -> None:
-    """At the worst moment: it has announced that an epoch is to end somewhere, and never says where."""
+    """At the worst moment: the barrier is announced but never placed."""
     barriers = busy.config.barriers
     with busy.database.connect() as held:
         held.execute("INSERT INTO shop.orders (customer_id, status) VALUES (1, 'never')")

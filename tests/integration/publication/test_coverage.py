@@ -95,7 +95,7 @@ def test_P02_a_publication_for_all_tables_satisfies_any_filter(
 def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(
     shop: Database, address: SourceAddress
 ) -> None:
-    """Nothing can be added to such a one, and the server leaves its own tables out."""
+    """No table can be added to such a publication, and the server excludes system tables."""
     shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     features = TableName("information_schema", "sql_features")
     shop.execute(f"ALTER TABLE {features} REPLICA IDENTITY FULL")
@@ -319,7 +319,7 @@ def test_P01_a_locked_table_is_waited_for_only_so_long_and_its_holder_is_named(
 
 
 def test_P09_many_tables_take_no_more_statements_than_few(database: Database, address: SourceAddress) -> None:
-    """Every statement of ours is one transaction, and the server counts transactions."""
+    """Each of our statements is one transaction, and the server counts transactions."""
     make = "FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); END LOOP;"
     database.execute(f"DO $$ BEGIN {make} END $$")
     tables = {TableName("public", f"t{number}") for number in range(1, 301)}
@@ -447,8 +447,8 @@ def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_to
 def test_publication_of_a_role_that_could_leave_out_rows_of_others_is_not_used(
     shop: Database, address: SourceAddress, roles: Roles
 ) -> None:
-    """The owner of the database may have made it, or that of all the tables, who may do with them as it
-    likes.
+    """The owner of the database may have created it, or the owner of all the tables, who controls their rows
+    anyway.
     """
     maker = roles.create("maker")
     shop.execute(

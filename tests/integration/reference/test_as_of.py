@@ -29,8 +29,8 @@ CONSUMER = "orders"
 
 
 class OrdersStream:
-    """The changes of the orders, out of the spool that the reference table's own capture fills; as a Spark
-    query would read them.
+    """The changes of the orders, from the spool that the capture of the reference table fills, in the form
+    that a Spark query reads.
     """
 
     def __init__(self, database: Database, root: Path) -> None:
@@ -42,7 +42,7 @@ class OrdersStream:
             limits=CaptureLimits(quiet_seconds=0.2),
         )
         ensure_capture(self.settings.address, self.settings.slot, self.settings.publication, [ORDERS])
-        # A reader that is there, and needs everything.
+        # A reader that exists and needs everything.
         set_released(self.settings.spool, CONSUMER, Position.ZERO)
         self._spool = SpoolReader(self.settings.spool)
 
@@ -52,7 +52,9 @@ class OrdersStream:
     def joined(
         self, kept: KeptReference, after: Position, tx: int
     ) -> tuple[list[dict[str, object]], Position]:
-        """All orders after a position, joined, up to and with those of a transaction; and where they end."""
+        """All joined orders after a position, up to and including a given transaction, and the
+        end position.
+        """
         rows: list[dict[str, object]] = []
 
         def there() -> bool:
@@ -96,7 +98,7 @@ def enrichment(kept: KeptReference) -> Enrichment:
 def test_every_change_is_joined_with_the_customers_at_its_commit(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    # Folded all the time, so that a fold in the wrong place shows.
+    # Compacted constantly, so that a compaction at a wrong version is detected.
     monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 3)
     monkeypatch.setattr("penstock.reference.keeper._FEWEST_FOLDED_ROWS", 10)
     commerce, stream = Commerce(database, seed), OrdersStream(database, tmp_path)

@@ -136,8 +136,7 @@ def test_every_change_is_joined_with_the_customers_at_its_commit(join: Join) -> 
             lambda: not query.isActive, "the end of the query", lambda: query.lastProgress, PATIENCE_SECONDS
         )
         commerce.clear_out()
-    # Both have ended, and go on: the stream with a batch that it has given out before, the table far behind
-    # it.
+    # Both were stopped and continue: the stream repeats a batch, and the table is far behind it.
     commerce.trade(people=3, transactions=15)
     with keep(
         PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True

@@ -63,7 +63,7 @@ def test_every_existing_key_is_found_and_no_other(database: Database, settings: 
 
 
 def all_keys(keyed: PostgresKeyedTable, table: TableName) -> pa.RecordBatch:
-    """As the server has them, through the decoder of the stream."""
+    """The rows of the server, decoded by the decoder of the stream."""
     with connect(keyed.address) as connection:
         (chunk,) = plan_chunks(
             connection, CatalogTable(keyed.outline.schema.oid, table), keyed.outline.schema, 1 << 30, None

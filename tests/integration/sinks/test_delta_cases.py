@@ -45,7 +45,7 @@ def test_k01_an_epoch_applied_twice_or_an_older_one_changes_nothing(items: Mirro
     merged = source.commit()
     items.follow()
     commits = len(items.commits())
-    # By the target as it was at first, as a caller that lost the answer would.
+    # Apply with the initial target, like a caller that did not get the reply.
     for first, end in [(source.fence, appended), (appended, merged)]:
         changes = items.changes(first, end)
         assert changes is not None

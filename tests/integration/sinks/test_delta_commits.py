@@ -61,7 +61,7 @@ def test_an_epoch_of_inserts_is_an_append(items: Mirror) -> None:
 
 
 def test_an_epoch_without_net_changes_still_moves_the_position(items: Mirror) -> None:
-    """Else the next start would ask for that ground again."""
+    """Otherwise the next start would request that range again."""
     source = items.source
     source.insert(item(20))
     source.delete(at(20))
@@ -225,7 +225,7 @@ def test_k09_a_table_restored_during_an_epoch_is_refused_and_then_continues_from
     assert changes is not None
     with pytest.raises(TargetRewoundError, match=str(Position.of(first))):
         items.sink.apply(target, changes, Position.of(source.position))
-    # A restart reads where the table is.
+    # A restart reads the position from the table.
     assert items.target().applied == Position.of(first)
 
 
@@ -262,7 +262,7 @@ def test_a_table_whose_making_was_cut_off_is_made(
     assert len(mirror.rows()) == 9
 
 
-@pytest.mark.parametrize("name", ["_delta_log/of-somebody.else", "rows.csv"])
+@pytest.mark.parametrize("name", ["_delta_log/of-another.program", "rows.csv"])
 def test_foreign_object_in_the_place_of_a_table_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
     sink = DeltaSink(spark, tmp_path / "lake", PIPELINE)
     file = sink.path(NAME) / name

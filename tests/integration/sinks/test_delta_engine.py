@@ -82,7 +82,7 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     spark.conf.set(
         "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"
-    )  # else it is ten thousand tasks
+    )  # otherwise there are ten thousand tasks
     spark.sql(f"VACUUM {place} RETAIN 0 HOURS").collect()
     change(items, 4)
     assert items.sink.version_at(ITEMS.name, Position.of(items.source.position)) == len(items.commits()) - 1
@@ -118,7 +118,7 @@ def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(
         items.source.insert(item(1000 + number))
         items.source.commit()
         items.follow()
-    for _ in range(2):  # the first only notes when it was
+    for _ in range(2):  # the first run only records the time
         sink.maintain(ITEMS.name)
     change(items, 3)
     operations = [
@@ -267,7 +267,7 @@ def test_a_table_of_any_mode_equals_the_model(spark: SparkSession, tmp_path: Pat
             "insert",
         ]
         return
-    if mode is Mode.HISTORY:  # the fence of a real snapshot is of now, and that of the model is not
+    if mode is Mode.HISTORY:  # the fence of a real snapshot has the current time, unlike that of the model
         rows = [row | {VALID_FROM_TIME: time_of(row[VALID_FROM])} for row in rows]
     assert canonical(rows, layout) == canonical(source.expected(mode, source.position), layout)
     refused = DeltaSink(spark, tmp_path / "lake", PIPELINE)

@@ -55,8 +55,8 @@ def test_k01_each_epoch_is_one_commit_with_its_position_and_a_repeated_one_is_sk
     assert [each[POSITION] for each in found] == [str(Position.of(end)) for end in (source.fence, *ends)]
     assert found[2]["added-equality-deletes"] == "4"
     assert mirror.rows() == source.sorted_rows()
-    # As a caller that lost the answer would, with the target as it was at first; by a sink that was never
-    # there; in a longer epoch.
+    # Repeat the epoch with the initial target, like a caller that did not get the reply; with a new sink; and
+    # as part of a longer epoch.
     for sink, first, end in [
         (lake.sink, appended, changed),
         (lake.again(), source.fence, nothing),
@@ -67,7 +67,7 @@ def test_k01_each_epoch_is_one_commit_with_its_position_and_a_repeated_one_is_sk
         sink.apply(start, changes, Position.of(end))
     assert mirror.target().applied == Position.of(nothing + 5)
     assert len(lake.summaries) == len(found) + 1
-    # What verify and check ask: the version at a position, and the table without Spark.
+    # The queries of verify and check: the version at a position, and the table without Spark.
     version = lake.sink.version_at(NAME, Position.of(source.fence))
     assert version is not None
     assert lake.sink.read(NAME, version).count() == 9
@@ -111,7 +111,7 @@ def test_values_that_moved_from_key_to_key_are_found_though_an_epoch_is_shared_o
 
 
 def test_a_commit_to_a_table_that_was_moved_fails(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs of one pipeline: the one that was slower has read a position that no longer counts."""
+    """Two runs of one pipeline: the slower one has read an outdated position."""
     source, mirror = lake.source, lake.mirror
     target = mirror.target()
     source.update(at(1), {"note": Value("second")})
@@ -154,7 +154,7 @@ def test_k09_a_table_dropped_or_rolled_back_during_an_epoch_is_refused(lake: Lak
     table.java.manageSnapshots().rollbackTo(first).commit()
     with pytest.raises(TargetRewoundError, match=str(Position.of(source.fence))):
         lake.sink.apply(target, changes, Position.of(source.position))
-    # A restart reads where the table is.
+    # A restart reads the position from the table.
     assert mirror.target().applied == Position.of(source.fence)
     lake.sink.drop(NAME)
     with pytest.raises(TargetRewoundError):
@@ -267,7 +267,7 @@ def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_lef
 ) -> None:
     lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=3600.0, expire_every=0))
     source, mirror = lake.source, lake.mirror
-    # A file of that size is as large as files are to be: it is rewritten for the sake of deletes alone.
+    # A file of that size has the target size, so it is rewritten only because of deletes.
     (size,) = (
         path.stat().st_size
         for path in (lake.root / "warehouse" / "public" / "items" / "data").glob("*.parquet")
@@ -388,7 +388,7 @@ def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(
             sink.repair_snapshot(ODD_KEYS, [file], changed, Position.of(200))
     filled = len(summaries(sink, spark, ODD_KEYS.name))
     for attempt in range(2):
-        # The second time, as after a crash before the first answer: the table is created again.
+        # The second call, as after a crash before the first reply: the table is created again.
         sink.repair_snapshot(ODD_KEYS, [file], changed, Position.of(200))
         assert sorted(row["note"] for row in sink.read(ODD_KEYS.name).collect()) == ["b", "c", "new"]
         target = sink.load_target(ODD_KEYS.name)

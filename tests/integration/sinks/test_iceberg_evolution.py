@@ -97,8 +97,7 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(
 ) -> None:
     followed = Followed(spark, tmp_path, mode, format_version)
     first = followed.sink.version_at(NAME, Position.of(100))
-    # One with a value for the rows that are there, of which one stays, one is changed and one was never
-    # copied.
+    # A column with a value for existing rows: one row is unchanged, one is updated, and one was never copied.
     followed.do(("write", 3, ""), ("write", 1, ""), ("add", 1, "b"), ("write", 4, ""), ("delete", 3, ""))
     steps = [(each["operation"], POSITION in each) for each in summaries(followed.sink, spark, NAME)]
     if format_version == 2:  # the old rows with the new column; then the epoch
@@ -111,9 +110,9 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(
         past = [row for row in followed.rows() if not row[CURRENT]]
         assert past, "a version was closed"
         assert all(row["b"] == 5 for row in past), "as the server has it in all that was written before"
-    # Names change places, and a number becomes wider: no file is touched.
+    # Two columns swap names, and a number becomes wider: no file is rewritten.
     followed.do(("swap", 1, ""), ("widen", 2, ""), ("write", 2, ""))
-    # A name that is given again, to a column that is null in what is there.
+    # A name that is used again, for a column that is null in existing rows.
     followed.do(("drop", 0, ""), ("write", 5, ""), ("add", 0, "c"), ("write", 6, ""))
     assert len(summaries(followed.sink, spark, NAME)) == len(steps) + 2
     order = list(followed.rows()[0])
@@ -145,7 +144,7 @@ def test_S01_an_evolution_that_dies_is_repeated_and_one_whose_answer_is_lost_is_
         with pytest.raises(SinkError):
             followed.sink.apply(target, changes, end)
         monkeypatch.undo()
-    # The caller knows nothing of it: it asks again, with the target as it was.
+    # The caller did not get the reply, and repeats the call with the initial target.
     assert followed.sink.can_evolve(target, evolution)
     count = len(summaries(followed.sink, spark, NAME))
     followed.sink.apply(target, changes, end)

@@ -100,7 +100,7 @@ def test_files_of_a_dead_epoch_are_removed_and_no_others(yard: Yard, monkeypatch
     of_a_rewrite.write_bytes(b"")
     left.add(of_a_rewrite)
     yard.mirror.apply(yard.mirror.reached, yard.source.position)
-    (yard.directory / "of-somebody-else.parquet").write_bytes(b"")
+    (yard.directory / "of-another-program.parquet").write_bytes(b"")
     yard.age()
     young = yard.directory / "epoch-0000000000000FFF-rows.parquet"
     young.write_bytes(b"")

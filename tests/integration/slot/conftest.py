@@ -20,7 +20,7 @@ def source(database: Database, tmp_path: Path) -> Source:
 
 @pytest.fixture(scope="session")
 def scratch_servers() -> Iterator[dict[int, ScratchServer]]:
-    """One a version, each started when it is first asked for."""
+    """One server for each version, started at its first use."""
     with ExitStack() as stack:
         yield _ScratchServers(stack)
 

@@ -114,9 +114,8 @@ def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Sou
         )
         assert capture.end is not None
         level = release(source.spool, "pipeline", capture.end)
-        source.database.execute(
-            "CHECKPOINT"
-        )  # the slot's restart point moves only where the server has noted what was running
+        # The restart point moves only to a logged list of running transactions.
+        source.database.execute("CHECKPOINT")
         wait_for(lambda: confirms(source) == "applied", "applied", source.state)
         assert source.confirmed >= level
         before = source.confirmed
@@ -140,7 +139,7 @@ def test_released_position_is_confirmed_by_a_capture_that_ends_while_it_waits_fo
 
 
 def wait_for_slot(source: Source, end: Position | None) -> None:
-    """At `end`, or on quiet ground after it."""
+    """At `end`, or after it if no transaction follows."""
     assert end is not None
     wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed)
 

@@ -45,7 +45,7 @@ class Cluster:
     on_standby: PenstockError
     """The error of a capture from the standby, before the promotion."""
     polled: PenstockError
-    """The same, of one who would poll its tables."""
+    """The error of a polling capture from the standby."""
     switch: Position
 
 

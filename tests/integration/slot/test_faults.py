@@ -55,9 +55,7 @@ def bare(database: Database, tmp_path: Path) -> Source:
 def refused_until_mended(
     source: Source, kind: type[SlotForeignError], mend: Callable[[], None]
 ) -> PenstockError:
-    """The fault stops the capture before anything is written; once mended, every row from then on is
-    there.
-    """
+    """The fault stops the capture before anything is written. After the fix, every later row is captured."""
     source.insert(1, 5)
     error = source.failure()
     assert type(error) is kind
@@ -195,7 +193,7 @@ def test_L04_a_dropped_slot_is_not_recreated_silently(source: Source) -> None:
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("has_consumer", [True, False])
 def test_L05_a_slot_recreated_ahead_of_the_spool_is_a_gap(source: Source, has_consumer: bool) -> None:
-    """Also when no consumer has read the spool yet: a later one would read over the hole."""
+    """Also if no consumer has read the spool yet: a later consumer would read over the hole."""
     end = source.capture_all(1, 10)
     if has_consumer:
         release(source.spool, "pipeline", end)
@@ -299,7 +297,7 @@ def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Sou
                 "a capture that waits for the spool",
                 lambda: second.trouble,
             )
-            deadline = time.monotonic() + 2.2  # two heartbeats of each
+            deadline = time.monotonic() + 2.2  # two health checks of each
             while time.monotonic() < deadline:
                 assert source.status is not None
                 assert (source.status.state, source.status.failure) == ("streaming", None)
@@ -313,7 +311,7 @@ def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Sou
 
 
 def test_L03_L12_the_slot_never_moves_backwards_nor_past_released_positions(source: Source) -> None:
-    """Neither by a later consumer that needs less, nor by a restarted capture."""
+    """Neither a later consumer that needs less nor a restarted capture moves it."""
     middle = source.capture_all(1, 10)
     release(source.spool, "fast", middle)
     with source.capture() as capture:

@@ -47,7 +47,7 @@ def test_C01_a_restarted_server_is_taken_up_again(
 def test_C01_a_server_shuts_down_although_a_target_is_behind(
     scratch_server: ScratchServer, scratch_source: Source
 ) -> None:
-    """It waits until its data was received, not until it is applied, which may be never."""
+    """The server waits until its data was received, not until it is applied, which may never happen."""
     source = scratch_source
     with source.capture() as capture:
         assert capture.wait_until(source.insert(1, 1000), DEADLINE_SECONDS)
@@ -66,8 +66,8 @@ def test_C01_a_server_shuts_down_although_a_target_is_behind(
 
 
 def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(source: Source) -> None:
-    """A transaction still open, a rolled back one, a message, an empty commit, many rows with one LSN; each
-    confirmed, and read on from.
+    """An open transaction, a rolled back one, a message, an empty commit, many rows with one LSN: the capture
+    confirms each, and resumes after it.
     """
     seen: list[int] = []
     done: Position | None = None
@@ -158,7 +158,7 @@ def test_C02_a_server_without_room_for_a_connection_is_tried_again(source: Sourc
 @pytest.mark.parametrize(
     ("parameters", "kind"),
     [
-        ({"user": "nobody_of_that_name"}, AuthenticationError),
+        ({"user": "no_such_role"}, AuthenticationError),
         ({"dbname": "no_database_of_that_name"}, AuthenticationError),
     ],
 )
@@ -214,7 +214,7 @@ def test_C06_timeouts_set_on_the_role_do_not_matter(source: Source, postgres_ver
 
 
 def test_C07_H08_a_full_spool_does_not_cost_the_connection(source: Source) -> None:
-    """Three times wal_sender_timeout without reading a byte: keepalives are answered all the same."""
+    """Three times wal_sender_timeout without reading a byte: status updates are sent anyway."""
     address = source.address.with_parameters({"options": "-c wal_sender_timeout=1500ms"})
     limits = CaptureLimits(
         spool_bytes=100_000, segment_rows=500, buffer_bytes=100_000, quiet_seconds=0.1, watch_seconds=0.5

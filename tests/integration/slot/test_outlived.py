@@ -20,7 +20,7 @@ from tests.support.snapshot.local import FileSink, LocalExecutors
 def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_so(
     scratch_server: ScratchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy could not be kept up to date: the error comes at once, not after hours of copying."""
+    """The copy could not be kept up to date, so the error is raised at once, not after hours of copying."""
     monkeypatch.setattr(snapshot_round, "_WATCH_SECONDS", 0.1)
     captured = Captured(scratch_server.create_database(), tmp_path / "spool")
     captured.execute(
@@ -38,7 +38,7 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
         given_up.set()
 
     def outlive(read: int) -> None:
-        """The chunk is not over before this returns, so neither is the copy."""
+        """The chunk, and so the copy, ends only after this returns."""
         if read == 1:
             scratch_server.set(max_slot_wal_keep_size="16MB")
             scratch_server.outrun(captured.slot)

@@ -19,7 +19,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 @contextmanager
 def consumed(source: Source) -> Iterator[SpoolCapture]:
-    """A capture with a consumer that takes everything at once."""
+    """A capture with a consumer that releases everything at once."""
     done = threading.Event()
     with source.capture() as capture:
 

@@ -25,14 +25,14 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 CODE = "PEN-1220"
 FIX = (
-    "let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; "
+    "let its reader catch up at once; until then: ALTER SYSTEM SET max_slot_wal_keep_size = -1; "
     "SELECT pg_reload_conf();"
 )
 
 
 @pytest.fixture
 def patient(postgres_version: int) -> Iterator[ScratchServer]:
-    """A server without checkpoints of its own during the test."""
+    """A server that makes no automatic checkpoints during the test."""
     with server_directory() as directory:
         server = ScratchServer(
             directory, postgres_version, {"max_wal_size": "4GB", "checkpoint_timeout": "1h"}
@@ -43,7 +43,7 @@ def patient(postgres_version: int) -> Iterator[ScratchServer]:
 
 @pytest.fixture
 def strained(patient: ScratchServer, tmp_path: Path) -> Iterator[Source]:
-    """Rows 1 to 10 are captured, and 11 to 20 lie in a part of the log that the next checkpoint removes."""
+    """Rows 1 to 10 are captured; the WAL of rows 11 to 20 would be removed by the next checkpoint."""
     source = Source(patient.create_database(), tmp_path / "spool")
     release(source.spool, "pipeline", source.capture_all(1, 10))
     patient.set(max_slot_wal_keep_size="16MB")

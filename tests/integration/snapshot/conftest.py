@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
-    """With partitions under the name of their root, as the product publishes them."""
+    """A publication by root, as pipelines create it."""
     spool = tmp_path_factory.mktemp("captured") / "spool"
     with capturing(postgres_server, spool, "WITH (publish_via_partition_root = true)") as made:
         yield made
@@ -37,7 +37,7 @@ def copying(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def copying_on_spark(
     spark: SparkSession, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Copying:
-    """The same as the product does it: into Delta tables, by executors."""
+    """The same with Spark: into Delta tables, by executors."""
     from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
     from penstock.sinks.delta.sink import DeltaSink
 

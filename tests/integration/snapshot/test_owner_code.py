@@ -111,7 +111,7 @@ def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_as_a_partition(
 def test_a_view_created_after_the_lock_is_refused_by_the_server(
     owned: Owned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who owns the schema can rename that without a lock on the table."""
+    """The owner of the schema can rename it without a lock on the table."""
     chunk = owned.chunk("t")
     owned.do(VIEW)
     monkeypatch.setattr(chunks, "lock_table", lambda *_, **__: None)

@@ -35,11 +35,11 @@ STRICT = TypePolicy(on_unrepresentable="error")
 
 
 class _CrashError(BaseException):
-    """In the place of SIGKILL."""
+    """Simulates SIGKILL."""
 
 
 def box(lake: Path, policy: RefusedPolicy = RefusedPolicy.DEAD_LETTERS) -> DeadLetterQueue:
-    """As a run opens it."""
+    """The queue as a run opens it."""
     made = DeadLetterQueue(
         DeadLetterStore(lake, PIPELINE),
         LocalExecutors(),
@@ -223,7 +223,9 @@ def held_keys(
 def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(
     copying: Copying, tmp_path: Path
 ) -> None:
-    """The same keys in both, and other rows of them rejected; the columns of one are in another order."""
+    """Two tables with the same keys, of which different rows are rejected; one has its columns in another
+    order.
+    """
     tables, into = ("shard_a", "shard_b"), TableName("lake", "shards")
     for table, columns, bad in (
         ("shard_a", "id int PRIMARY KEY, n numeric, v text", 5),

@@ -39,7 +39,7 @@ def test_N03_a_snapshot_resumes_where_it_was_interrupted(copying: Copying) -> No
 def test_N03_on_spark_and_delta_a_snapshot_resumes_where_it_was_interrupted(
     copying_on_spark: Copying,
 ) -> None:
-    """With keys of every kind, in the same tables, so that Spark writes them for the source to read."""
+    """Keys of every type in the same tables, so that Spark writes each as text for the source."""
     copying, captured = copying_on_spark, copying_on_spark.captured
     captured.execute("CREATE TYPE spark_mood AS ENUM ('so so', 'fine')")
     declared = "id int, t text, n numeric, z timestamptz, b bytea, d date, u uuid, m spark_mood, f float8"
@@ -152,7 +152,7 @@ def test_N05_tables_with_keys_of_every_kind_are_copied_and_resumed(copying: Copy
 
 
 def test_N05_keys_that_the_server_considers_equal_are_distinguished(copying: Copying) -> None:
-    """A day and 24 hours are two keys to the target, and one to the source."""
+    """A day and 24 hours are two keys in the target, and one key in the source."""
     captured = copying.captured
     captured.execute("CREATE TABLE alike (k interval PRIMARY KEY, v text)")
     captured.execute(
@@ -248,8 +248,8 @@ def test_N09_rows_that_enter_and_leave_the_filter_are_repaired(
 
 
 def test_N12_the_source_is_never_written_to(copying: Copying) -> None:
-    """No watermark table: even with a snapshot that is interrupted and repaired, a source that refuses writes
-    will do.
+    """No watermark table is needed: even an interrupted and repaired snapshot works with a
+    read-only source.
     """
     name = make(copying, "n12")
     database = copying.captured.database.name

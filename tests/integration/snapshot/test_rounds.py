@@ -1,4 +1,4 @@
-"""Snapshots that are lost, held too long, blocked or unusable: what follows, and for which table."""
+"""Snapshots that are lost, held too long, blocked or unusable: the reaction, and the affected tables."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ class StagingJob:
         assert not self._thread.is_alive(), "the job waits for a lock that is never released"
 
     def await_next(self) -> None:
-        """Until it has emptied the table once more."""
+        """Wait until it has emptied the table once more."""
         wanted = len(self.after) + 2
         wait_for(lambda: len(self.after) >= wanted, "the staging job", lambda: len(self.after))
 

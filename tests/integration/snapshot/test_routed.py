@@ -71,14 +71,14 @@ def test_K11_N03_a_snapshot_of_shards_resumes_where_it_was_interrupted(copying: 
 
 
 def test_a_shard_truncated_or_altered_between_fences_restarts_all_shards(copying: Copying) -> None:
-    tables = ("anew_a", "anew_b")
+    tables = ("again_a", "again_b")
     make(copying, *tables)
     copying.run(*tables, into=INTO, chunks=3)
-    copying.captured.execute("TRUNCATE anew_b", "INSERT INTO anew_b (id, v) VALUES (1, 'after')")
+    copying.captured.execute("TRUNCATE again_b", "INSERT INTO again_b (id, v) VALUES (1, 'after')")
     watcher, failures = copying.run(*tables, into=INTO, chunks=2)
     assert not failures
     assert INTO not in watcher.resumed
-    copying.captured.execute("ALTER TABLE anew_a ADD more int", "ALTER TABLE anew_b ADD more int")
+    copying.captured.execute("ALTER TABLE again_a ADD more int", "ALTER TABLE again_b ADD more int")
     copying.run(*tables, into=INTO)
     copying.assert_joined(INTO, *tables)
 

@@ -19,8 +19,8 @@ HAS_LIMITS = spark_minor() != "4.1"
 
 
 def pile_up(source: ChangeSource, segments: int, rows: int) -> None:
-    """Leave a spool with so many segments that Spark has not committed, and a checkpoint with one batch that
-    failed.
+    """Leave a spool with this number of segments that Spark has not committed, and a checkpoint with one
+    failed batch.
     """
     held, entered = threading.Event(), threading.Event()
 
@@ -67,7 +67,7 @@ def test_available_now_takes_everything_committed_before_and_ends(source: Change
         assert [row["id"] for row in run.rows] == list(range(1, 56))
         assert max(sizes(run)) <= 20
     else:
-        # Spark 4.1 knows nothing of limits and repeats just the batch that had failed.
+        # Spark 4.1 has no limits and repeats only the failed batch.
         assert sizes(run) == [10]
 
 
@@ -79,7 +79,7 @@ def test_trigger_once_takes_everything_whatever_the_limit(source: ChangeSource) 
         assert query is not None
         assert query.awaitTermination(60)
         runs.append(source.start(trigger={"once": True}, maxRowsPerBatch="10"))
-    # The batch that had failed comes first; then the limits of Spark 4.2's trigger. Spark 4.1 has no limits.
+    # The failed batch is first; after it the limits of Spark 4.2's trigger apply. Spark 4.1 has no limits.
     assert [size for run in runs for size in sizes(run)] == ([10, 30] if HAS_LIMITS else [10, 10])
 
 

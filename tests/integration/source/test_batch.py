@@ -62,7 +62,7 @@ def test_rows_of_now_come_in_parallel_from_one_moment(source: ChangeSource) -> N
     frame = read(source, chunkBytes="8192").select("id", "note")
     planned = frame.rdd.getNumPartitions()
     assert planned > 5
-    # Planned, and its snapshot taken; what commits from here on is not in it.
+    # The batch is planned and its snapshot taken: it does not contain later commits.
     source.database.execute("UPDATE orders SET note = 'late'")
     source.database.execute("DELETE FROM orders WHERE id <= 100")
     rows = frame.rdd.collect()

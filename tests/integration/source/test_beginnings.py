@@ -132,7 +132,7 @@ def test_position_behind_ones_own_release_is_held_from_there_on(local: LocalSour
     local.provision()
     start = local.position
     local.insert(1, 3)
-    # Another consumer keeps the spool whole; this one has released all of it.
+    # Another consumer keeps the whole spool; this one has released all of it.
     release(local.spool, "other", Position.ZERO)
     with local.run(Checkpoint(), startingPosition="slot") as run:
         run.until(lambda rows: len(rows) == 3, "rows")

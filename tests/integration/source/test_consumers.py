@@ -36,7 +36,7 @@ def test_second_query_of_one_consumer_is_refused_and_others_are_not(
         other = Checkpoint()
         with local.run(other, consumer="other") as second:
             second.until(lambda rows: len(rows) == 3, "rows of the other")
-    # The first one is gone, by stopping here; by the end of its process elsewhere.
+    # The first query has ended: here it was stopped, in production its process may have ended.
     with local.run() as again:
         assert again.step()
 
@@ -67,14 +67,14 @@ def test_query_behind_a_separate_capture_reports_that_none_runs(
     assert "penstock capture" in str(raised.value.hint)
     with SpoolLock(local.spool), local.run(checkpoint, process="separate") as run:
         assert run.step()
-    # One that has begun waits, and says so.
+    # A query that has started waits, and logs that.
     with caplog.at_level(logging.WARNING), local.run(checkpoint, process="separate") as run:
         assert not run.step()
         assert not run.step()
     assert [record.message for record in caplog.records if record.name == stream.__name__] == [
         "capture is not running"
     ]
-    # But not without end, if the query is to end.
+    # But a query with an end does not wait forever.
     monkeypatch.setattr(stream, "_PATIENCE_SECONDS", 0.2)
     with (
         local.run(checkpoint, process="separate", endingPosition="FF/0") as run,

@@ -22,13 +22,15 @@ CONSUMER = "spark-public.orders"
 
 
 def die_after_the_sink(local: LocalSource, checkpoint: Checkpoint, batches: int) -> None:
-    """So many batches, one block of the table each; the last is in the sink and not in the commit log."""
+    """This number of batches, one block of the table each. The last one is in the sink and not in the commit
+    log.
+    """
     with local.run(checkpoint, BLOCK) as run:
         for _ in range(batches - 1):
             assert run.step()
         assert run.step(keeps=True, commits=False)
     local.wait_until_free()
-    # As long as the snapshot is held, VACUUM takes nothing away.
+    # While the snapshot is held, VACUUM removes nothing.
     held = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
     wait_for(lambda: local.database.query(held) == [(0,)], "end of the snapshot")
 
@@ -63,8 +65,8 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
     assert local.database.query(size) == before
     checkpoint = Checkpoint()
     die_after_the_sink(local, checkpoint, batches=2)
-    # Room in the block of the batch that is passed over: the row from the end of the table takes it. The
-    # change does not carry its value.
+    # The row from the end of the table moves into free space in the block of the skipped batch. The change
+    # lacks its long value.
     execute("DELETE FROM orders WHERE id = ANY (%s)", [row["id"] for row in checkpoint.kept[1][:100]])
     execute("VACUUM orders")
     execute("UPDATE orders SET id = id WHERE id = 900")
@@ -78,14 +80,16 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
 
 
 def test_query_that_ends_does_not_end_before_its_rows_are_of_one_moment(local: LocalSource) -> None:
-    """Blocks read under a later snapshot show commits after the fence; so must all the others."""
+    """Blocks read under a later snapshot show commits after the fence, so all other blocks must show them
+    too.
+    """
     local.insert(1, 1000)
     checkpoint = Checkpoint()
     goal = str(local.position)
     with local.run(checkpoint, BLOCK, endingPosition=goal) as run:
         assert run.step()
     local.wait_until_free()
-    # A transaction that moves something from a block that has been read to one that is to be read.
+    # A transaction that moves an amount from a row in a read block to a row in an unread block.
     with local.database.transaction():
         local.database.execute("UPDATE orders SET note = 'gives' WHERE id = 1")
         local.database.execute("UPDATE orders SET note = 'takes' WHERE id = 1000")

@@ -58,7 +58,7 @@ def test_column_with_one_of_our_names_is_refused(source: ChangeSource) -> None:
 
 
 def test_password_is_nowhere_to_be_seen(source: ChangeSource, capsys: pytest.CaptureFixture[str]) -> None:
-    # The server of the tests trusts everyone; one that was given for them does not.
+    # The embedded server accepts every password; a server given by PENSTOCK_TEST_PG does not.
     password = source.options.get("password", NEEDLE)
     source.reader({"password": password}).load().explain(extended=True)
     run = source.start(password=password)

@@ -117,7 +117,7 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
     first = start(source, fail_on_the_third)
     assert "BatchRefusedError" in first.wait_for_failure()
     source.wait_for_idle_slot()
-    # As long as the snapshot is held, VACUUM takes nothing away.
+    # While the snapshot is held, VACUUM removes nothing.
     held = (
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND application_name LIKE 'penstock snapshot%'"
@@ -129,8 +129,8 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
     )
     done = snapshot_ids(first.rows)
     assert 0 < len(done) < 600
-    # A row moves, from a block still to be read, into the room that others leave in blocks that have been
-    # read. It keeps its long value, so that the change does not carry it.
+    # A row moves from an unread block into free space in blocks that were read. Its long value is unchanged,
+    # so the change does not contain it.
     source.database.execute("DELETE FROM orders WHERE id = ANY (%s)", done[: len(done) // 2])
     source.database.execute("VACUUM orders")
     source.database.execute("UPDATE orders SET id = id WHERE id = 900")
@@ -289,7 +289,7 @@ def test_N10_position_begins_with_the_commit_after_it(source: ChangeSource) -> N
     ("position", "code", "words"),
     [
         ("0/10", "PEN-1205", "can no longer be read"),
-        ("FF/0", "PEN-1001", "reaches only to"),
+        ("FF/0", "PEN-1001", "the end of the server's WAL is"),
         ("yesterday", "PEN-1001", "startingPosition"),
     ],
 )

@@ -64,7 +64,7 @@ def test_table_that_leaves_the_publication_ends_a_query_that_runs(local: LocalSo
             run.step()
 
 
-def test_consumer_that_takes_over_the_slot_is_told_about_the_gap_too(local: LocalSource) -> None:
+def test_consumer_that_takes_over_the_slot_also_gets_the_gap_error(local: LocalSource) -> None:
     begin(local)
     alter(local, LEAVE, JOIN)
     with local.run(startingPosition="slot") as run, pytest.raises(TableGapError):

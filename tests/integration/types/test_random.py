@@ -65,9 +65,7 @@ def _sparse(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Read:
-    """A type that both psycopg and Arrow give otherwise than as its text: how it is made, asked for, and
-    understood.
-    """
+    """A type that neither psycopg nor Arrow returns as text: how values are created, queried and compared."""
 
     value: str
     asked: str
@@ -92,9 +90,9 @@ READ = {
 
 
 EXTENSIONS = {17: "hstore", 18: "vector"}
-"""Each server for tests brings one of them."""
+"""Every test server has one of them."""
 _WITH_XML = 17
-"""The other one is built without it."""
+"""The other server is built without it."""
 
 
 @pytest.fixture

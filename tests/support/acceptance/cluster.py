@@ -30,7 +30,7 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSer
 
 
 class Cluster:
-    """Started by making it; everything below `directory`."""
+    """Starts on creation, with all files below `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -138,7 +138,7 @@ class Cluster:
 
 
 class Readers:
-    """Who has had connections to the server: the client's port of each, by kind of process."""
+    """The client ports of all connections to the server, by kind of process."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -175,7 +175,7 @@ def driver_process(pid: int) -> psutil.Process:
 
 
 def task_executors(events: list[dict[str, Any]], work: str) -> dict[str, int]:
-    """Who ran the tasks that do this work, and how many of them: by executor."""
+    """For each executor, the number of tasks of this kind that it ran."""
     stages = {
         event["Stage Info"]["Stage ID"]
         for event in events

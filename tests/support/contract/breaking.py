@@ -8,7 +8,7 @@ from typing import TypeVar
 Broken = TypeVar("Broken", bound=type)
 
 caught: dict[Callable[..., object], list[type]] = {}
-"""Who breaks the rule of a test."""
+"""The implementation that breaks the rule of a test."""
 
 
 def caught_by(*tests: Callable[..., object]) -> Callable[[Broken], Broken]:

@@ -63,7 +63,7 @@ class DeltaHarness(SinkHarness):
     def _commits(self, really: Callable[..., bool]) -> Iterator[None]:
         def fails(*arguments: object) -> bool:
             really(*arguments)
-            raise SinkError("nobody answers")
+            raise SinkError("no server answers")
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta_step, "commit", fails)

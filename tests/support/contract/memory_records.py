@@ -70,7 +70,7 @@ class JournalStream:
 
 
 class MemoryCapture(ListCapture):
-    """Says of a snapshot where it is exact."""
+    """Adds the position at which a snapshot is exact."""
 
     @override
     def live(self) -> JournalStream:  # type: ignore[override]
@@ -111,7 +111,7 @@ class MemoryRecordSource(PostgresRecordSource):
     def _begin(self, config: Mapping[str, str]) -> RecordReading:
         journal = self._journals.get(config["url"].removeprefix("memory:"))
         if journal is None:
-            raise InvalidUrlError("nobody is there")
+            raise InvalidUrlError("no server is there")
         table = TableName.parse(config["table"])
         return RecordReading(
             MemoryCapture(journal, frozenset({table})),

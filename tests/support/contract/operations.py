@@ -111,7 +111,7 @@ OPERATIONS = {
                     [_move(4, 12, 1, ALL), _move(5, 4, 2, ALL), _move(12, 5, 3, ALL), _move(11, 1, 4)],
                     [Insert(11, 5)],
                 ],
-                # Through several keys at once, and on from there.
+                # Through several keys in one transaction, and further in the next.
                 [
                     [_move(10, 13, 6, ALL), _move(13, 14, 7, ALL), Update(14, 8, ALL)],
                     [_move(14, 10, 9, ALL), Delete(10)],

@@ -54,7 +54,7 @@ from tests.support.sinks.source import (
 )
 
 _XID = 7
-"""Of every transaction that is spooled when it has committed."""
+"""The commits of transactions that are spooled at their commit."""
 
 
 class FullIdentityModel(SourceModel):
@@ -147,7 +147,7 @@ class TargetTable:
         return TableChanges(found.table, found.slices, found.counts)
 
     def follow(self, end: Position, target: Target | None = None) -> None:
-        """The epoch from where `target` says that the table is."""
+        """The epoch that starts at the target's applied position."""
         target = target or self.target()
         assert target.applied is not None
         self.sink.apply(target, self.changes(target.applied, end), end)
@@ -158,7 +158,7 @@ class TargetTable:
         return self.settled(self.setup.rows(self.table.name, self.layout))
 
     def settled(self, rows: Sequence[Record]) -> list[Record]:
-        """When a snapshot was taken is not for a model to know."""
+        """The model does not know the time of the snapshot."""
         return [_without_clock(row, self.source.fence) for row in rows]
 
     def expected(self, position: int) -> list[Record]:
@@ -227,7 +227,7 @@ class OperationsRun:
         """Actual and expected rows, after the snapshot and after every epoch."""
 
     def of(self, operation: str, rows: Sequence[Record]) -> list[Record]:
-        """Those that belong to one operation."""
+        """The rows that belong to one operation."""
         return [row for row in rows if self._group(row) == operation]
 
     # the source

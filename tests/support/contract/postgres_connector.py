@@ -53,12 +53,12 @@ class PostgresConnectorHarness(ConnectorHarness):
 
     @override
     def unreachable(self) -> ConnectorConfig:
-        # Takes connections, and never says a word to them.
+        # Accepts connections and never answers.
         self._silent = self._silent or socket.create_server(("127.0.0.1", 0))
         port = self._silent.getsockname()[1]
         return {
             **self.config(),
-            "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=60",
+            "dsn": f"host=127.0.0.1 port={port} user=no_such_role connect_timeout=60",
             "discoverSeconds": "0.5",
         }
 
@@ -92,8 +92,8 @@ class PostgresConnectorHarness(ConnectorHarness):
 
     @override
     def open_resources(self) -> object:
-        # Without threads that look for a schema at an unreachable registry: they are left behind on purpose
-        # and end by themselves.
+        # Excludes threads that wait for an unreachable server: they are abandoned on purpose and end by
+        # themselves.
         found = self.wal.open_resources()
         assert isinstance(found, tuple)
         backends, threads = found

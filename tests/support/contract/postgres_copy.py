@@ -75,7 +75,7 @@ class Copy:
             self.sink.apply(target, TableChanges(found.table, found.slices, found.counts), Position.of(end))
 
     def rows(self, fence: int) -> list[Record]:
-        """When a snapshot was finished is not for a model to know."""
+        """The model does not know the time of the snapshot."""
         with target_connection(self.address, "reading") as connection:
             wanted = Wanted(stored_names(self.layout), (), {})
             found = parse_rows(

@@ -23,7 +23,7 @@ from tests.support.snapshot.local import LocalExecutors
 
 
 class ForgetfulExecutors(LocalExecutors):
-    """Does the work and loses the answer; or keeps the work for later."""
+    """Runs the task and loses its result, or delays the task."""
 
     is_silent = is_late = False
 

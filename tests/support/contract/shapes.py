@@ -92,7 +92,7 @@ class Shape:
     oid: int = 16401
 
     def schema(self, *, texts: bool) -> TableSchema:
-        """`texts`: as the pipeline has the table when its sink takes values in the source's own writing."""
+        """`texts`: the schema that the pipeline uses if the sink takes values in the source's text form."""
         columns = tuple(
             Column(each.name, pa.string() if texts else each.arrow_type, each.oid) for each in self.columns
         )

@@ -92,7 +92,7 @@ class SinkRules:
         second = harness.follow()
         shown = harness.rows()
         for start, end in ((harness.fence, first), (first, second), (harness.fence, second)):
-            harness.apply(start, end, begun)  # by what a caller knew before it lost the answers
+            harness.apply(start, end, begun)  # with the state that a caller had before it lost the replies
         assert (harness.rows(), harness.target().applied) == (shown, second)
 
     def test_K01_only_the_new_part_of_a_longer_epoch_counts(self, harness: SinkHarness) -> None:
@@ -169,7 +169,7 @@ class SinkRules:
             harness.apply(harness.fence, end, target)
         assert harness.sink.load_target(ITEMS) is None
 
-    # whose it is
+    # ownership
     # --------------------------------------------------------------------------------------------------------
 
     def test_K10_tables_of_another_pipeline_are_refused(self, harness: SinkHarness) -> None:
@@ -216,7 +216,7 @@ class SinkRules:
 
 
 class MirrorRules(SinkRules):
-    """Those of a sink whose tables equal the source's."""
+    """Problems that a sink reports if its tables equal the source."""
 
     def test_K02_the_last_change_of_each_key_counts(self, harness: SinkHarness) -> None:
         harness.copy()
@@ -257,7 +257,7 @@ class MirrorRules(SinkRules):
         shadow = harness.sink.shadow("c0ffee")
         main, harness.sink = harness.sink, shadow
         harness.source.fence = harness.source.position
-        harness.source.states[harness.source.fence] = rows = [harness.item(1, "anew")]
+        harness.source.states[harness.source.fence] = rows = [harness.item(1, "again")]
         harness.copy()
         harness.sink = main
         assert len(harness.rows()) == 9
@@ -336,7 +336,7 @@ class MirrorRules(SinkRules):
         assert sink.version_at(ITEMS, ends[-1]) is not None
         for end in ends:
             version = sink.version_at(ITEMS, end)
-            if version is not None:  # Postgres has no versions but that of now
+            if version is not None:  # Postgres has only the current version
                 found = sink.read_small(ITEMS, version, 1 << 20)
                 assert found is not None
                 rows = [

@@ -78,15 +78,15 @@ class InlineExecutors(Executors):
         try:
             done = [sent(task) for task in received]
         except OSError as error:
-            raise SinkError(f"a task failed: {error}") from error  # as Spark's say it
+            raise SinkError(f"a task failed: {error}") from error  # like Spark's executors
         return list(cloudpickle.loads(cloudpickle.dumps(done)))
 
 
 class SinkSetup(ABC):
-    """A target of one kind that several pipelines in turn can open, and anybody can read."""
+    """A target of one kind that several pipelines can open in turn and any reader can read."""
 
     texts = False
-    """Whether values go there in the source's own writing."""
+    """Whether the target gets values in the source's text form."""
     seams: tuple[Seam, ...] = ((InlineExecutors, "run"), *FILES)
 
     def __init__(self, root: Path, spark: SparkSession | None) -> None:
@@ -95,7 +95,7 @@ class SinkSetup(ABC):
 
     @classmethod
     def modes(cls) -> tuple[Mode, ...]:
-        """Those that the sink declares."""
+        """The table modes that the sink declares."""
         return SinkConfig.model_validate(cls(Path(), None).sink_options()).modes
 
     @abstractmethod
@@ -126,7 +126,7 @@ class SinkSetup(ABC):
         del table
 
     def open(self, mode: Mode, pipeline: str = PIPELINE) -> Sink:
-        """As another process has it."""
+        """The sink of another process."""
         config = PipelineConfig.model_validate(
             {
                 "pipeline": pipeline,
@@ -143,9 +143,9 @@ class SinkSetup(ABC):
 
 class DeltaSetup(SinkSetup):
     _begun: ClassVar[dict[tuple[TableSchema, Mode, Position], tuple[Path, SnapshotPlace]]] = {}
-    """To make a table takes Spark a second.
+    """Creating a table takes Spark a second.
 
-    One that was made once is copied, file by file: there is nothing of its place in it.
+    So a created table is copied file by file; its files do not contain its path.
     """
 
     @override
@@ -273,7 +273,7 @@ class ThirdIcebergPlace(IcebergPlace):
 
 class PostgresSetup(SinkSetup):
     texts = True
-    seams = ((InlineExecutors, "run"), (psycopg.Connection, "wait"))  # every way to the server and back
+    seams = ((InlineExecutors, "run"), (psycopg.Connection, "wait"))  # every exchange with the server
 
     dsn = "host=x"
 

@@ -17,7 +17,7 @@ from tests.support.fix_postgres import Database
 
 
 class TablesHarness(CaptureHarness):
-    """Leaves `capture` to those who know one."""
+    """Subclasses implement `capture`."""
 
     def __init__(self, database: Database, table: str, other: str) -> None:
         self.database = database
@@ -45,7 +45,7 @@ class TablesHarness(CaptureHarness):
         return open_penstock(self.database)
 
     def await_idle(self) -> None:
-        """The server takes a moment to be rid of the connections of the test before."""
+        """The server needs a moment to close the connections of the previous test."""
         wait_for(
             lambda: self.open_resources() == ([], []),
             "nothing open",
@@ -55,7 +55,7 @@ class TablesHarness(CaptureHarness):
 
 
 def commit_events(database: Database, events: Sequence[Event]) -> None:
-    """Make these things happen in one transaction, in tables whose first columns are `id` and `note`."""
+    """Apply these events in one transaction, to tables whose first columns are `id` and `note`."""
     with database.connect() as connection:
         for event in events:
             table = sql.Identifier(event.table.schema, event.table.name)
@@ -77,7 +77,7 @@ def commit_events(database: Database, events: Sequence[Event]) -> None:
 @contextmanager
 def shut(database: Database) -> Iterator[None]:
     """Refuse new connections. Open ones stay."""
-    # ALTER DATABASE refuses that for the database one is in
+    # ALTER DATABASE refuses that for the current database
     allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"
     database.execute(allow, False, database.name)
     try:
@@ -87,12 +87,12 @@ def shut(database: Database) -> Iterator[None]:
 
 
 def end_connections(database: Database) -> None:
-    """Of captures; there is one at least."""
+    """The connections of captures, at least one."""
     ours = "datname = %s AND application_name ~ '^penstock( |$)'"
     ended = database.query(
         f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {ours}", database.name
     )
-    assert (True,) in ended  # others may just have ended by themselves
+    assert (True,) in ended  # others may have ended by themselves
 
 
 def open_penstock(database: Database) -> tuple[list[str], list[str]]:
@@ -102,7 +102,7 @@ def open_penstock(database: Database) -> tuple[list[str], list[str]]:
         "SELECT application_name FROM pg_stat_activity "
         "WHERE datname = %s AND application_name ~ '^penstock( |$)'"
     )
-    # Not those of the suite: some of its own tests leave one behind, stuck in a stream that hangs.
+    # Excludes threads of the suite: some of its tests leave one behind that waits for a hanging stream.
     ours = [
         name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")
     ]

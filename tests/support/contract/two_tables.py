@@ -33,7 +33,7 @@ class TwoTables:
         self.applier = self.start()
 
     def start(self) -> EpochApplier:
-        """As another process does."""
+        """Open the sink as another process does."""
         self.sink.close()
         self.sink = self.first.sink = self.second.sink = self.setup.open(self.mode)
         schemas = {each.table.name: each.table for each in (self.first, self.second)}

@@ -58,7 +58,7 @@ class Case:
     statements: Sequence[str]
     create: str = PLAIN
     rule: Mapping[str, Any] = field(default_factory=dict)
-    """Its entry in `tables:`."""
+    """The entry of the table in `tables:`."""
 
 
 FOLLOWED = {
@@ -259,7 +259,7 @@ ROUTED = {
         SHARDS,
     ),
 }
-"""Into one table of the schema lake."""
+"""Routed into one table of the schema lake."""
 GONE = {
     "s07_dropped": Case(("INSERT INTO {} VALUES (3, 'last', 3); DROP TABLE {}",)),
     "s07_renamed": Case(
@@ -309,7 +309,7 @@ REFUSED = {
         rule={"mode": "history"},
     ),
 }
-"""Their targets stay as they were."""
+"""Tables whose targets stay unchanged."""
 IGNORED = {
     "s13_ignore": Case(
         ("ALTER TABLE {} ADD c int; ALTER TABLE {} RENAME a TO z; INSERT INTO {} VALUES (3, 'c', 3, 3)",),
@@ -337,11 +337,9 @@ DURING = {
     "s14_resynced": Case(_WHILE_COPIED),
     "s14_joined": Case(_WHILE_COPIED),
 }
-"""While they are copied: in the first snapshot, in a resync, or when other tables have been streaming for
-long.
-"""
+"""Altered while they are copied: in the first snapshot, in a resync, or while other tables are streaming."""
 HALVED = {"s14_halved": Case(_WHILE_COPIED, LONG)}
-"""While no pipeline runs and half of the table is copied."""
+"""Altered while no pipeline runs and half of the table is copied."""
 
 
 def live(name: str) -> str:

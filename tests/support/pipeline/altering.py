@@ -88,7 +88,7 @@ class Altering(Telling):
         self._database = database
         self.left: dict[str, Case] = {}
         self.halve: Callable[[], None] = lambda: None
-        """Called when there is a part of the table that is to be copied in halves."""
+        """Called when a part of the table has been copied."""
 
     @override
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
@@ -158,8 +158,8 @@ def _begin(results: Results, lake: Mirror, database: Database, altering: Alterin
 
 
 def _halve(lake: Mirror, altering: Altering) -> None:
-    """A run that is stopped by its first chunk, which returns only after the copying threads were asked to
-    end.
+    """A run that its first chunk stops. The chunk returns only after the copying threads were asked
+    to end.
     """
     pipeline, asked, stop = lake.pipeline(altering), threading.Event(), BackgroundSnapshots.stop
 
@@ -181,7 +181,9 @@ def _halve(lake: Mirror, altering: Altering) -> None:
 
 
 def _alter_stopped(results: Results, lake: Mirror, database: Database, altering: Altering) -> None:
-    """S06: all of it while the pipeline is stopped, so that the catalog shows only the last of it."""
+    """S06: all steps while the pipeline is stopped, so that the catalog shows only the result of the last
+    one.
+    """
     change_overrides(
         lake.config.state, lambda orders: orders.request_resync([TableName("public", "s14_resynced")])
     )
@@ -248,7 +250,7 @@ def _await_equal(
     def are_equal() -> bool:
         if run.failure is not None:
             raise run.failure
-        # To compare them all takes long, and takes time from those who bring them.
+        # Comparing all tables takes long and slows down the pipeline.
         states = {str(name): status.state for name, status in run.pipeline.statuses.items()}
         if not lake.orders().resync and all(states.get(name) is TableState.STREAMING for name in left):
             _compare(results, lake, database, left)
@@ -258,17 +260,17 @@ def _await_equal(
 
 
 def _compare(results: Results, lake: Mirror, database: Database, left: set[str]) -> None:
-    """Take those out that are equal."""
+    """Remove the tables that are equal."""
     found = sides(lake, database, left)
     results.compared |= {name.partition(".")[2]: each for name, each in found.items()}
     left -= {name for name, each in found.items() if each.are_equal}
 
 
 def _differ(results: Results, database: Database, run: Running) -> None:
-    """K11: while shards differ they have no common target; once they are alike the table is resynced.
+    """K11: while the schemas of the shards differ, the table fails; once they are equal it is resynced.
 
-    Then a truncate removes the rows of one shard, and a key change, with its unchanged values, stays in its
-    shard.
+    After that a truncate removes the rows of one shard, and a row with a changed key and unchanged values
+    stays in its shard.
     """
     database.execute(
         f"ALTER TABLE {SHARDED}_1 ADD more int DEFAULT 7; INSERT INTO {SHARDED}_1 VALUES (9, 'new')"
@@ -286,7 +288,7 @@ def _differ(results: Results, database: Database, run: Running) -> None:
 
 
 def run_scenario(lake_of: LakeFactory, kind: str) -> Results:
-    """Run all of it in one lake."""
+    """Run all cases in one lake."""
     database, lake = lake_of(kind, tables=["public.*", *rules(MADE, ROUTED)], snapshot_chunk_bytes=65536)
     found, altering = Results(kind), Altering(database)
     with pytest.MonkeyPatch.context() as patch:

@@ -32,7 +32,7 @@ def no_catalog(table: CatalogTable) -> CatalogShape:
 
 
 def open_tracker(rule: SchemaRule | None = None) -> SchemaTracker:
-    """A tracker for changes that show no new schema."""
+    """A tracker for changes without a new schema."""
     return SchemaTracker(lambda _: rule or SchemaRule(), no_catalog)
 
 

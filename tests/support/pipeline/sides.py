@@ -22,7 +22,7 @@ from tests.support.fix_pipeline import Mirror
 from tests.support.fix_postgres import Database
 
 Rows = Counter[tuple[str | None, ...]]
-"""As texts, in the order of the source's columns."""
+"""The rows as texts, in the order of the source's columns."""
 
 _COLUMNS = (
     "SELECT attname::text FROM pg_attribute "
@@ -55,7 +55,7 @@ class Sides:
 
 
 def sides(lake: Mirror, database: Database, names: Iterable[str]) -> dict[str, Sides]:
-    """Those of the schema lake are made of the tables of public that are called like them, with a number."""
+    """A table of the schema lake consists of the tables of public with its name and a number."""
     config = lake.config
     found = {
         name: _source(database, name, is_masked=config.transform_of(TableName.parse(name)) is not None)
@@ -96,7 +96,7 @@ def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str
 
 
 def noted(lake: Mirror, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
-    """These columns of tables of public as Spark reads them, ordered by text."""
+    """The rows of these columns, as Spark reads them, ordered by text."""
     sink = lake.open_sink()  # needed by some DataFrames while they are read
     found = _read_by_spark(
         sink, {f"public.{name}": (each.split(", "), None) for name, each in columns.items()}
@@ -116,9 +116,9 @@ def _text(value: object) -> str | None:
 def _read(
     sink: Sink, wanted: Mapping[str, tuple[list[str], _Live | None]]
 ) -> dict[str, list[tuple[Any, ...]]]:
-    """Those that have all these columns.
+    """The targets that have all these columns.
 
-    Delta by our own reader: Spark needs a second for each of so many tables.
+    Delta tables are read by our own reader, since Spark needs a second for each table.
     """
     if not isinstance(sink, DeltaSink):
         return _read_by_spark(sink, wanted)

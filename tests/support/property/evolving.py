@@ -94,7 +94,7 @@ class Source:
         return Change(self.schema(), "delete", {self.columns[0].name: key})
 
     def _add(self, which: int, name: str) -> None:
-        """Without default, with one, with one that differs from row to row."""
+        """Without a default, with a default, and with one that differs by row."""
         if name in self._names() or len(self.columns) > 5:
             return
         self.width += 1
@@ -133,7 +133,7 @@ class Source:
             self._rewrite(0, "")
 
     def _retype(self, which: int, name: str) -> None:
-        """With a USING that changes the values."""
+        """Change the type with a USING clause that changes the values."""
         del name
         at = which % len(self.columns)
         if at and self.columns[at].kind != "text":
@@ -175,7 +175,7 @@ class FollowingTarget:
     def follow(
         self, versions: list[TableSchema], now: CatalogShape
     ) -> tuple[Mapping[TableSchema, View], Evolution | None]:
-        """As the pipeline does, the catalog asked after all of the changes. Raises `CopyAnew`."""
+        """Follow the changes as the pipeline does, with a catalog state from after all changes."""
         views = same_views(self.origin, self.key, versions)
         if views is not None and self.origin.has_all_of(now.schema):
             return views, None

@@ -20,7 +20,7 @@ NO = Rejection("PEN-1411", "no")
 
 
 class RejectingTarget:
-    """A target, and the letters that it has not got."""
+    """A target, and its open dead letters."""
 
     def __init__(self, table: TableSchema, layout: Layout, rows: Sequence[Record]) -> None:
         self.table = table

@@ -26,7 +26,7 @@ from penstock.sinks.modes import (
 from tests.support.sinks.source import Change, Key, Row, Source, Transaction, exact_of, own_arrays, time_of
 
 Record = dict[str, Any]
-"""A row as pyarrow gives it out."""
+"""A row as pyarrow returns it."""
 
 
 class SourceModel(Source):
@@ -171,7 +171,7 @@ def record_of(row: Row) -> Record:
 
 
 def changes_table(table: TableSchema, transactions: Sequence[Transaction]) -> pa.Table:
-    """As `read_slices` gives them."""
+    """The changes in the form of `read_slices`."""
     changes = [(each.position, change) for each in transactions for change in each.changes]
     only = [change for _, change in changes]
     metadata: list[list[object]] = [
@@ -193,7 +193,7 @@ def changes_table(table: TableSchema, transactions: Sequence[Transaction]) -> pa
 class PlainTarget:
     """A target that is a list.
 
-    Applies outcomes one row at a time, and answers lookups by looking at every row.
+    Applies outcomes one row at a time, and answers lookups by a scan of all rows.
     """
 
     def __init__(self, layout: Layout, rows: Sequence[Record]) -> None:

@@ -54,7 +54,7 @@ def place(store: sqlite3.Connection) -> int | None:
 
 
 def copy(store: sqlite3.Connection, capture: ChangeCapture, tables: list[TableName]) -> None:
-    """In one transaction, with its fence."""
+    """Store the snapshot in one transaction, with its fence."""
     at = Position.ZERO
     with store, closing(capture.snapshot(tables)) as snapshot:
         for change in snapshot:

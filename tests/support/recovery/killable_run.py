@@ -31,7 +31,7 @@ def started(mirror: Mirror, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_word(phase: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the run has said so; a run that found the snapshot done says `Streaming` at once."""
+    """Wait until the run prints this; a run whose snapshot is finished prints `Streaming` at once."""
     accepted = (phase, "Streaming") if phase == "Snapshot" else (phase,)
     deadline = time.monotonic() + PHASE_SECONDS
     while not any(word in log.read_text() for word in accepted):
@@ -43,7 +43,7 @@ def wait_for_word(phase: str, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 def kill(process: subprocess.Popen[bytes], *, everything: bool) -> None:
-    """The driver alone, or its whole session: JVM, capture and Python workers with it."""
+    """Kill the driver alone, or its whole session: JVM, capture and Python workers too."""
     if everything:
         os.killpg(process.pid, signal.SIGKILL)
     else:

@@ -26,7 +26,7 @@ ORDERS = 30
 Customer = tuple[str | None, str | None]
 """Name and description."""
 Order = tuple[int | None, int, Customer | None]
-"""The number of the customer, the transaction that left the order so, and the customer, if there is one."""
+"""The number of the customer, the transaction that wrote the order last, and the customer, if it exists."""
 
 _JOIN = """
 SELECT o.id, o.customer, o.tx, c.id IS NOT NULL, c.name,
@@ -65,7 +65,7 @@ class Commerce:
             self._look(connection, 0)
 
     def trade(self, people: int, transactions: int) -> None:
-        """Have so many people make so many transactions each, all at once."""
+        """Run this number of sessions concurrently, each with this number of transactions."""
         at_work = [Background(partial(self._work, number, transactions)) for number in range(people)]
         for each in at_work:
             each.result(120, "the end of the working day")
@@ -120,7 +120,7 @@ class Commerce:
             (
                 "UPDATE customers SET name = %s WHERE id = %s",
                 [name, customer],
-            ),  # leaves the long text as it is
+            ),  # leaves the long text unchanged
             ("UPDATE customers SET name = NULL, about = repeat(%s, 900) WHERE id = %s", [name, customer]),
             ("DELETE FROM customers WHERE id = %s", [customer]),
             (
@@ -173,7 +173,7 @@ def check_against_sql(commerce: Commerce, rows: Iterable[Mapping[str, Any]], sin
         row["id"] - _MARKS for row in changes if row["_change_type"] == "insert" and row["id"] >= _MARKS
     }
     if since is None:
-        # The snapshot lies after the last transaction that the stream does not have.
+        # The fence is after the last transaction that the stream lacks.
         since = next(tx for tx in reversed(commerce.order) if tx not in streamed)
         table: dict[int, tuple[int | None, int]] = {}
     else:

@@ -25,7 +25,7 @@ PLAIN = TableSchema(
     ),
     ("id",),
 )
-# Names that quoting, paths of nested columns or our own columns could trip over; a key of two columns,
+# Names that could break quoting or paths of nested columns, or equal our own columns; a key of two columns,
 # neither of them first.
 ODD = TableSchema(
     16402,
@@ -41,7 +41,7 @@ ODD = TableSchema(
     ),
     ("a.b", "key, 2"),
 )
-# Keys that the typed columns cannot hold: only their texts tell the rows apart.
+# Keys that the typed columns cannot hold: only their texts differ.
 BEYOND = TableSchema(
     16403,
     TableName("public", "beyond"),
@@ -54,7 +54,7 @@ BEYOND = TableSchema(
     ("valid_to", "number"),
 )
 
-# Numbers that are equal and do not look it.
+# Equal numbers with different texts.
 FLOATS = TableSchema(
     16404,
     TableName("public", "floats"),
@@ -124,8 +124,8 @@ class History:
             self.change(self.random.choice(taken), None)
 
     def change(self, key: Key, new_key: Key | None) -> None:
-        """An update: each column that is not null, and of a kind that Postgres may store out of line, may
-        stay behind.
+        """An update: each column that is not null, and that Postgres may store out of line, may be unchanged
+        TOAST.
         """
         row = self.source.rows[key]
         stays = self.random.choice([0.0, 0.5, 1.0]) if new_key is None or self.moves_leave_values else 0.0

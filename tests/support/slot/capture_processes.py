@@ -1,7 +1,7 @@
 """Captures as processes, to be killed.
 
 A line on standard input, the options of a capture as JSON, starts one and prints its pid. They are forked
-from this process, which has imported everything and has no threads, so that ten of them cost no more than
+from this process, which has imported everything and has no threads, so that ten processes start as fast as
 one.
 """
 

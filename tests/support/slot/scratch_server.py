@@ -16,7 +16,7 @@ from tests.support.waiting import wait_for
 
 
 class ScratchServer:
-    """A server for tests that restart it, use it up and change its settings. It has room for little."""
+    """A server for tests that restart it, exhaust its limits and change its settings. Its limits are low."""
 
     SLOTS = 3
     SENDERS = 4

@@ -62,7 +62,7 @@ class Source:
 
     @property
     def flushed(self) -> Position:
-        """Not before any commit so far; unlike `position`, it is never inside a record."""
+        """A position at or after every commit so far. Unlike `position`, it is never inside a record."""
         return Position.parse(self.database.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
 
     @property

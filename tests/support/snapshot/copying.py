@@ -65,7 +65,7 @@ class Watcher(PipelineObserver):
 
     def snapshot_progressed(self, progress: SnapshotProgress) -> None:
         self.progress = progress
-        with self._counting:  # lanes read chunks side by side
+        with self._counting:  # lanes read chunks concurrently
             self.read.append(progress.table)
             read = len(self.read)
         self.after_chunk(read)
@@ -219,7 +219,7 @@ class Copying:
 
 
 def _decoded(texts: Texts, schema: TableSchema) -> list[dict[str, Any]]:
-    """Typed by the decoder, which has separate tests."""
+    """Values typed by the decoder, which has separate tests."""
     rows = decode_rows([pa.array(texts[name], pa.string()) for name in schema.column_names], schema)
     table = pa.table([*rows.columns, rows.exact], names=[*schema.column_names, "_exact"])
     return list(table.to_pylist())

@@ -27,8 +27,7 @@ def change(copying: Copying, table: str) -> None:
     )
 
 
-# Type of the key, values of it as SQL, and the texts that ask for them. The last value is there and not asked
-# for.
+# Type of the key, values as SQL, and the texts to look up. The last value exists but is not looked up.
 KEYS: dict[str, tuple[str, list[str], list[str]]] = {
     "number": ("numeric", ["1.00", "-0.5", "1e-9", "12345678901234567890.5"], ["1", "-0.5", "1E-9"]),
     "beyond": ("numeric", ["'NaN'", "'Infinity'", "1"], ["NaN", "Infinity"]),

@@ -64,7 +64,7 @@ class RunningQuery:
         return [batch for batch in self.batches if batch.rows]
 
     def wait_for_rows(self, count: int) -> list[Row]:
-        """The rows, once there are so many. More than that is as wrong as fewer."""
+        """Wait for exactly this number of rows, and return them. More rows are an error too."""
         self.wait_for(lambda: len(self.rows) >= count, f"{count} rows")
         assert [(batch.number, len(batch.rows)) for batch in self.filled if len(self.rows) != count] == []
         return self.rows
@@ -87,9 +87,9 @@ class RunningQuery:
         return str(error)
 
     def finish(self) -> None:
-        """Stop, once Spark has written down that the last batch is done.
+        """Stop after Spark has recorded the last batch as committed.
 
-        Stopped before that, it would rightly repeat it.
+        Before that, Spark would repeat the batch.
         """
         last = self.checkpoint / "commits" / str(self.batches[-1].number)
         self.wait_for(last.exists, f"commit of batch {last.name}")
@@ -120,7 +120,7 @@ class ChangeSource:
         self.provision()
 
     def provision(self) -> None:
-        """Publication and slot, so that nothing that a test commits from here on is missed."""
+        """Create publication and slot, so that later commits of the test are captured."""
         ensure_capture(self.address, self.slot, self.slot, [TableName("public", "orders")])
 
     @property
@@ -133,7 +133,7 @@ class ChangeSource:
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
-        # Segments at once, and quiet ground soon: tests wait for both.
+        # Short intervals for segments and for empty segments, because tests wait for both.
         return {**options, "table": "public.orders", "quietSeconds": "0.5", "startingPosition": "slot"}
 
     def reader(
@@ -171,19 +171,19 @@ class ChangeSource:
         return run
 
     def insert(self, first: int, last: int) -> None:
-        """Rows with these ids, in one transaction."""
+        """Insert rows with these ids in one transaction."""
         self.database.execute(
             "INSERT INTO orders SELECT g, 'n' || g FROM generate_series(%s::int, %s::int) g", first, last
         )
 
     def insert_segments(self, count: int, rows: int, first: int = 1) -> None:
-        """So many segments of so many rows. A capture must be running."""
+        """Create this number of segments with this number of rows. A capture must be running."""
         for number in range(count):
             self.insert(first + number * rows, first + (number + 1) * rows - 1)
             self.wait_for_spool(first + (number + 1) * rows - 1)
 
     def wait_for_spool(self, last: int) -> None:
-        """Until the spool holds the last insert, the one of this id."""
+        """Wait until the spool has the last insert, the one with this id."""
         reader = SpoolReader(self.spool)
         goal = Position.parse(self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 

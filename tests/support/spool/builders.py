@@ -59,7 +59,7 @@ def time_of(position: int) -> datetime:
 
 @dataclass(frozen=True)
 class Commit:
-    """A transaction: where it ends, and the table of each of its changes."""
+    """A transaction: its end position, and the table of each of its changes."""
 
     position: int
     tables: tuple[TableSchema, ...] = (ORDERS,)
@@ -69,7 +69,7 @@ class Commit:
 
 
 def old_batch(table: TableSchema, rows: Sequence[tuple[int | None, int]]) -> ChangeBatch:
-    """The same as rows that were there before updates."""
+    """The same changes as old rows of updates."""
     made = batch(table, rows)
     place = metadata_index(table, CHANGE_TYPE)
     kinds = pa.array([ChangeType.UPDATE_PREIMAGE.value] * len(rows))
@@ -127,7 +127,7 @@ def capture(root: Path, start: int, segments: Iterable[Sequence[Commit]]) -> Non
 
 
 def rows_of(part: FileSlice) -> list[Seen]:
-    """The wanted rows of one file, as any reader of a slice has to take them."""
+    """The rows of one slice, filtered as every reader must filter them."""
     table = pq.read_table(part.path, columns=["_commit_version", "_ordinal"])
     assert table.num_rows == part.file.rows
     assert part.path.stat().st_size == part.file.bytes
@@ -152,7 +152,7 @@ def changes(found: SpoolRange) -> dict[str, list[Seen]]:
 
 
 def all_changes(root: Path) -> Counter[Seen]:
-    """Everything between the ends of the spool."""
+    """Everything in the spool."""
     reader = SpoolReader(root)
     start, end = reader.start, reader.end
     if start is None or end is None:
@@ -161,7 +161,9 @@ def all_changes(root: Path) -> Counter[Seen]:
 
 
 def delete_released(root: Path) -> list[Position]:
-    """As a restarted writer deletes, which knows only the files; returns the ends of the deleted segments."""
+    """Delete like a restarted writer, which knows only the files. Returns the ends of the
+    deleted segments.
+    """
     before = [segment.end for segment in SpoolReader(root).segments()]
     usage = SegmentUsage(SpoolReader(root))
     usage.scan()

@@ -109,7 +109,9 @@ class TransactionSource:
         return list(self.spool.glob("open/*"))
 
     def changes(self, table: str) -> list[Row]:
-        """As a Spark task reads them, in log order; a row has the columns of its position in the log."""
+        """The changes as a Spark task reads them, in log order. A row has the columns of its position in the
+        log.
+        """
         reader = SpoolReader(self.spool)
         assert reader.start is not None
         assert reader.end is not None

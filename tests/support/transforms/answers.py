@@ -23,7 +23,7 @@ COLUMNS = {
 }
 
 
-# As Spark 4.1 answers them; tests/integration/pipeline/test_transforms.py asks it.
+# The results of Spark 4.1; tests/integration/pipeline/test_transforms.py checks them.
 ANSWERS = {
     "n = 5": "ftnft",
     "n <> 5": "tfntf",

@@ -81,7 +81,7 @@ class BothPaths:
             self._stream.close()
 
     def setting(self, name: str) -> str:
-        """As a connection sees it that pins nothing."""
+        """The text that a connection without pinned settings gets."""
         with self.database.connect() as connection:
             row = connection.execute(f"SHOW {name}".encode()).fetchone()
         assert row is not None
@@ -113,7 +113,7 @@ class BothPaths:
         """Everything that has committed since the last call."""
         with connect(self.address) as connection:
             goal = current_position(connection)
-        # The goal may lie where no commit ends: something must commit after it.
+        # The goal may not be the end of a commit, so something must commit after it.
         self.database.execute("SELECT pg_logical_emit_message(true, 'roads', '')")
         found: list[ChangeBatch] = []
         deadline = time.monotonic() + _DEADLINE_SECONDS
@@ -220,7 +220,7 @@ class BothPaths:
                 )
 
     def _rendered(self, name: str, types: Sequence[str], arrays: bool) -> list[tuple[str | None, ...]]:
-        """How Postgres itself writes the first rows, under the pinned settings."""
+        """The texts of the first rows, as Postgres writes them under the pinned settings."""
         columns = [f"c{at}" for at in range(len(types))] + (
             [f"a{at}" for at in range(len(types))] if arrays else []
         )
@@ -261,7 +261,7 @@ def _value(value: Any) -> tuple[Any, dict[str, str] | None]:
 
 
 def _plain(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Rows as Python has them, with maps as dictionaries."""
+    """Rows as Python values, with maps as dictionaries."""
     types = {field.name: field.type for field in batch.schema}
     for row in batch.to_pylist():
         yield {name: _python(value, types[name]) for name, value in row.items()}

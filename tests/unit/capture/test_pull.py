@@ -32,7 +32,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class ListFeed(ChangeFeed):
-    """Numbers in a list. A poll returns the new ones; the mark's state is their count."""
+    """A feed of numbers in a list. A poll returns the new ones; the mark's state is their count."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

@@ -98,7 +98,7 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
 def test_a_publication_decides_about_rows_and_columns_of_the_log_alone(
     tmp_path: Path, capture: str, published_by: str | None
 ) -> None:
-    """One may be left from the time when the pipeline was captured from the log."""
+    """A publication may remain from when the pipeline used logical replication."""
     config = _load(tmp_path, MINIMAL.replace('shop"}', f'shop", capture: {capture}}}'))
     assert config.published_by == published_by
     assert config.origin == (published_by or capture)
@@ -133,7 +133,7 @@ def test_invalid_configuration_is_refused(tmp_path: Path, text: str) -> None:
         pytest.param(
             "heartbeat_query: SELECT 1\n",
             "heartbeat_query",
-            id="H05: an idle slot advances by itself, without a query of ours",
+            id="H05: an idle slot advances by itself, without a query of the pipeline",
         ),
         pytest.param(
             "columns: {hash: [email]}\n",
@@ -331,7 +331,7 @@ def test_how_the_slot_is_kept_and_confirmed_reaches_the_capture(tmp_path: Path) 
 def test_policy_for_values_beyond_their_type_reaches_the_capture(
     tmp_path: Path, text: str, policy: str
 ) -> None:
-    """YAML takes a bare null for nothing."""
+    """YAML parses a bare null as None."""
     config = _load(tmp_path, MINIMAL + f'types: {{on_unrepresentable: {text}, numeric: "decimal(20,4)"}}\n')
     assert config.capture_settings().types == TypePolicy("decimal(20,4)", policy)
 

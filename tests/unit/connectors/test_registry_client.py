@@ -51,11 +51,11 @@ class Answering(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Not into the output of the tests."""
+        """Keep the log out of the test output."""
 
 
 class Registry:
-    """One on the loopback address, and the client that asks it."""
+    """A registry on the loopback address, and its client."""
 
     def __init__(self) -> None:
         self.answering: type[Answering] = type("Scripted", (Answering,), {"asked": []})
@@ -135,7 +135,7 @@ def test_the_reasons_of_either_kind_of_registry_are_kept(
         (409, '{"error_code": 409, "message": "no"}', SchemaIncompatibleError),
         (401, "who are you", RegistryRefusedError),
         (403, "{}", RegistryRefusedError),
-        (404, "<html>nobody here</html>", RegistryRefusedError),
+        (404, "<html>not found</html>", RegistryRefusedError),
         (404, '{"error_code": 0, "message": "no such thing"}', RegistryRefusedError),
         (422, '{"error_code": 42201, "message": "not a schema"}', RegistryRefusedError),
         (429, "{}", RegistryError),

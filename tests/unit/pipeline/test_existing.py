@@ -38,7 +38,7 @@ class Occupied(PositionSink):
         if table in self.removed:
             return None
         if table not in self.adopted:
-            raise TargetForeignError(f"{table} was written by somebody", hint=HINT)
+            raise TargetForeignError(f"{table} was written by another program", hint=HINT)
         return Target(table, 1, ("id",), pa.schema([]), None)
 
     @override

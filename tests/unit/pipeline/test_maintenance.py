@@ -48,7 +48,7 @@ class Kept(PositionSink):
 
 
 class Counted(Jobs):
-    """Jobs of the ledger's."""
+    """Jobs that record their calls."""
 
     def __init__(self, sink: Kept) -> None:
         self.sink = sink

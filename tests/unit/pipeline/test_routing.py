@@ -142,11 +142,11 @@ def test_a_column_of_the_name_of_the_source_column_is_refused() -> None:
     ids=[
         "one more",
         "one less",
-        "made anew",
+        "recreated",
         "renamed",
         "a column less",
         "another key",
-        "a column made anew",
+        "a recreated column",
     ],
 )
 def test_another_set_of_tables_has_another_number(others: list[TableSchema]) -> None:
@@ -330,7 +330,7 @@ def test_without_changes_of_a_member_there_is_nothing(tmp_path: Path) -> None:
         shard(2, Column("id", pa.int64(), 20), NOTE),
         shard(2, key=()),
     ],
-    ids=["renamed", "made anew", "a column more", "another type", "another key"],
+    ids=["renamed", "recreated", "a column more", "another type", "another key"],
 )
 def test_a_changed_member_has_the_table_resynced(tmp_path: Path, logged: TableSchema) -> None:
     joined = joined_schema(INTO, "_source", [shard(1), shard(2)])

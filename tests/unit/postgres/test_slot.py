@@ -107,7 +107,7 @@ def test_L10_failover_is_refused_where_the_server_does_not_know_it() -> None:
     check_failover(True, 170_000)
     check_failover(False, 140_000)
     with pytest.raises(
-        SlotFailoverError, match="the server is Postgres 16: slots are copied to standbys from 17 on"
+        SlotFailoverError, match="the server is Postgres 16: slots are copied to standbys since Postgres 17"
     ):
         check_failover(True, 160_004)
 

@@ -61,7 +61,7 @@ def test_hashes_of_long_and_of_many_texts_do_not_depend_on_how_they_are_taken(
 
 
 def test_hashes_are_stable_and_distribute_keys_evenly() -> None:
-    """Tasks of one epoch may run in different processes: nothing of the process may be in a hash."""
+    """Tasks of one epoch may run in different processes, so a hash must not depend on the process."""
     rows = pa.table({"k": list(range(30_000)), "t": [f"user-{number:06d}" for number in range(30_000)]})
     assert key_hashes(rows.slice(7, 1), ["k", "t"]).tolist() == [6627080932606988882]
     for names in (["k"], ["t"], ["k", "t"]):

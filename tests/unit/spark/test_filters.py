@@ -75,11 +75,11 @@ def test_filter_becomes_a_condition(filter: Filter, condition: str) -> None:
 @pytest.mark.parametrize(
     "filter",
     [
-        IsNull(("n",)),  # a value beyond its type is null to Spark alone
+        IsNull(("n",)),  # a value that its type cannot hold is null in Spark only
         Not(IsNull(("n",))),
         EqualTo(("f",), 1.0),
-        EqualTo(("code",), "ab"),  # blanks at its end count in Spark alone
-        EqualTo(("spelt",), "1.0"),  # a number to Postgres, a text to Spark
+        EqualTo(("code",), "ab"),  # trailing blanks are significant in Spark only
+        EqualTo(("spelt",), "1.0"),  # a number in Postgres, a text in Spark
         In(("spelt",), ("1.0", "2")),
         Not(EqualTo(("spelt",), "1.0")),
         GreaterThan(("spelt",), "9"),
@@ -102,8 +102,8 @@ def test_filter_that_would_mean_something_else_there_stays_with_spark(filter: Fi
 def test_reader_takes_filters_without_being_refused_where_spark_offers_none() -> None:
     request = SourceRequest.parse({"dsn": "postgresql://cdc@db.example/shop", "table": "public.t"})
     reader = CurrentRowsReader(request, TABLE, change_schema(TABLE))
-    # What Spark asks before it reads: a method of another name would make it refuse to read at all, unless
-    # pushing down is switched on.
+    # Spark checks this method before it reads. If it were overridden, Spark would refuse to read, unless
+    # pushdown is enabled.
     assert getattr(reader.pushFilters, "__func__", None) is DataSourceReader.pushFilters
     filters = [EqualTo(("id",), 7), EqualTo(("f",), 1.0)]
     assert list(reader.pushFilters(filters)) == filters

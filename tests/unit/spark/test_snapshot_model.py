@@ -74,7 +74,7 @@ class Query:
     is_planned: bool = False
 
     def run(self, size: int, *, keeps: bool, commits: bool) -> None:
-        """One batch: the one that was planned before, if its end was not written down."""
+        """One batch: the previously planned one, if its end was not recorded."""
         if not self.is_planned:
             reach = min(len(self.plan.steps), self.done + size)
             self.upto, self.is_planned = (None if reach == len(self.plan.steps) else reach), True
@@ -86,7 +86,7 @@ class Query:
             self.done = len(self.plan.steps) if self.upto is None else self.upto
             self.number, self.is_planned = self.number + 1, False
         else:
-            self.held = None  # the process is gone, and its snapshot with it
+            self.held = None  # the process ended, and its snapshot with it
 
     def read(self) -> set[int]:
         wanted = [step for step in self.plan.steps[self.done : self.upto] if step is not None]

@@ -55,11 +55,11 @@ POSSIBLE[50] = POSSIBLE[40] + Counter(Commit(50, (ITEMS,)).seen())
 
 
 class PowerCut(BaseException):
-    """Not an `Exception`: nothing may catch it and tidy up."""
+    """Not an `Exception`, so that no handler catches it and cleans up."""
 
 
 class Fuse:
-    """Lets a number of storage steps succeed; the next one is done by half, or not at all, and raises."""
+    """Lets a number of storage steps succeed; the next one is half done, or not done, and raises."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps

@@ -52,7 +52,7 @@ def test_one_that_fails_fails_all(tmp_path: Path, count: int) -> None:
 
 
 def test_it_works_in_an_interpreter_that_is_ending(tmp_path: Path) -> None:
-    """As when a program ends without having closed its stream: the capture has a last word to say."""
+    """A program that ends without closing its stream: the capture still sends its last confirmation."""
     command = [sys.executable, "-c", AT_THE_END, *map(str, files(tmp_path, 3))]
     environment = {**os.environ, "PYTHONPATH": str(Path(storage.__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)

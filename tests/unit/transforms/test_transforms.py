@@ -252,7 +252,7 @@ def test_a_row_that_cannot_be_cast_is_rejected_and_its_value_not_shown() -> None
 
 
 def test_K15_a_delete_passes_whatever_the_old_row_held() -> None:
-    """Its old values are for readers; they never keep it back."""
+    """Its old values are only for readers; they never cause a rejection."""
     kinds = ["delete", "delete", "update_preimage"]
     columns = {name: ROWS.column(name) for name in TABLE.column_names}
     known = {
@@ -281,7 +281,7 @@ def test_in_a_log_of_changes_the_key_may_go() -> None:
 
 
 def test_the_sources_own_text_is_transformed_as_its_values_would_be() -> None:
-    """On the way to another Postgres nothing has a type."""
+    """For a Postgres target all values are texts."""
     resolver = TypeResolver(TypePolicy(form="text"))
     columns = [("id", 20), ("ok", 16), ("pay", 1700), ("day", 1082), ("tags", 1009)]
     table = TableSchema(

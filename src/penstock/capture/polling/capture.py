@@ -34,9 +34,10 @@ from penstock.schema import TableName
 class PollingCapture(ChangeCapture):
     """Captures tables by querying them for changed rows.
 
-    It sees less than a log: only the last state of a row that changed several times between two polls, no
-    order of changes within a poll, a truncate as a truncate or as deletes, and deletes only with
-    `rules.deletes`. Every table needs a key. A position is the WAL position at the poll.
+    Polling finds less than the WAL contains. A row that changed several times between two polls is returned
+    once, in its last state. Changes within a poll have no order. A truncate is returned as a truncate or as
+    deletes, and deletes only with `rules.deletes`. Every table needs a key. A position is the WAL position at
+    the poll.
 
     With a cursor column, a change is found only if the writer increases the column, to a value not below
     those that existed when its transaction began. With `xmin` every change is found, and every poll reads the

@@ -2,15 +2,15 @@
 are not missed.
 
 A row that changes after one poll and before a copy is in the copy, and the next poll finds that version too.
-It must be returned, since the capture does not know who has the copy, or whether it was completed. So it is
-returned at the position of the copy: a consumer that has the copy skips it, others apply it. Without this, a
-row that changed between a poll and a copy would be delivered twice.
+The poll must return it, since the capture does not know which consumers have the copy, or whether the copy
+was completed. So the version is returned at the position of the copy: a consumer that has the copy skips it,
+others apply it. Without this, a row that changed between a poll and a copy would be delivered twice.
 
 A row that is inserted after one poll, copied, and deleted before the next is in neither poll; its delete
 would be missed. So the keys of the copy are stored too (`known_keys.py`).
 
-One file per table and copy, beside the keys. If it is lost or unreadable, some rows are delivered twice;
-nothing else happens.
+One file per table and copy, next to the files of known keys. If it is lost or unreadable, some rows are
+delivered twice; nothing else happens.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class CopiedVersions:
     versions: pa.StringArray
 
     def has(self, block: RowBlock, at: int) -> pa.BooleanArray:
-        """Which rows of the block it contains; its `horizon` is the one at index `at` among those that the
-        block was read with.
+        """Which rows of the block the copy contains. `at` is the index of the copy's `horizon` among the
+        horizons that the block was read with.
         """
         return pc.or_(block.is_before[at], pc.is_in(block.versions, self.versions))
 

@@ -7,8 +7,8 @@ two polls are not seen, and the order of changes within a poll is not that of th
 position before the poll's (`copies.py`) form separate transactions, which are returned first.
 
 In case of doubt a table is read in full: if its polling method has changed, if the server is on another
-timeline, or if too many transactions have passed to compare their ids. If its known keys are lost too, its
-rows are returned after a truncate.
+timeline, or if too many transactions have passed to compare their ids. If the table's known keys are lost
+too, a truncate is returned before its rows.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from penstock.schema import TableName, TableSchema
 
 _PIECE_BYTES = 16 << 20
 _XID = 1
-"""The id of a poll's pieces in the spool until its commit; those at earlier positions use the following ids.
-A poll covers any number of source transactions.
+"""The xid under which the spool stores a poll's pieces until the poll is complete. Pieces at earlier
+positions use the following ids. It is no real xid, since a poll covers any number of source transactions.
 """
 
 
@@ -150,7 +150,9 @@ until older transactions have ended.
 
 @dataclass(frozen=True, slots=True)
 class PollingFeed(ChangeFeed):
-    """Polls the tables of the settings; if these name none, all that any process has added."""
+    """Polls the tables of the settings. If these name no tables, it polls all tables that any process has
+    added.
+    """
 
     settings: PollingSettings
 
@@ -169,8 +171,8 @@ class PollingFeed(ChangeFeed):
         return mark
 
     def add(self, tables: Sequence[TableName]) -> list[TableName]:
-        """Start polling these tables: what commits after this call will be returned. Returns those that were
-        not polled before.
+        """Start polling these tables: changes committed after this call will be returned. Returns those that
+        were not polled before.
         """
         store = self.settings.resume
         with connect(self.settings.address) as connection:
@@ -273,8 +275,8 @@ class PollingSession(FeedSession):
             yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
-        """Dropped tables are no longer polled. Tables that others add are included at any time, those of the
-        settings only at the start.
+        """Find the tables to poll. Dropped tables are no longer polled. Tables that other processes add are
+        included at any time, those of the settings only at the start.
         """
         names = self._settings.tables
         if not names:
@@ -287,14 +289,14 @@ class PollingSession(FeedSession):
             self._states.setdefault(oid, parse_begin(text, str(self.system)))
 
     def _is_polled(self, oid: int) -> bool:
-        """Whether the state of the table is still valid: one that is no longer polled starts again when it is
-        added.
+        """Whether the state of the table is still valid. A table that is no longer polled gets a new state
+        when it is added again.
         """
         return bool(self._settings.tables) or oid in self._added
 
     def _inspect(self, found: list[CatalogTable]) -> list[PolledTable]:
-        """A table that others added does not stop the rest if it can no longer be polled; the process that
-        added it detects the change.
+        """The tables that can be polled. A table that another process added, and that can no longer be
+        polled, does not stop the other tables: the process that added it detects the change.
         """
         polled = inspect_polled(self._connection, self._settings, found)
         if self._settings.tables:
@@ -376,8 +378,8 @@ class PollingSession(FeedSession):
     def _compare(
         self, poll: _TablePoll, before: Position | None, copies: Sequence[Position], steps: PollSteps
     ) -> Iterator[LogStep]:
-        """Yield deletes of the keys that have disappeared since the previous poll or since a copy; one
-        truncate if all have.
+        """Yield deletes of the keys that have disappeared since the previous poll or since a copy. If all
+        keys have disappeared, yield one truncate.
         """
         schema = poll.table.schema
         now = read_keys_in_order(self._connection, poll.table)
@@ -430,8 +432,8 @@ class _ColumnWatch:
 def _by_position(
     block: RowBlock, copies: Sequence[CopiedVersions], steps: PollSteps
 ) -> Iterator[tuple[PollSteps, RowBlock]]:
-    """Split the rows: those in a copy get the position of the first such copy, all others that of the
-    poll.
+    """Split the rows by position: rows in a copy get the position of the first such copy, all others the
+    position of the poll.
     """
     for at, copy in enumerate(copies):
         is_copied = copy.has(block, at)

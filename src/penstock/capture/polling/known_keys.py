@@ -1,9 +1,10 @@
-"""Keys that a table had at the previous poll, stored in a file. Deletes are detected by comparing with them.
+"""Keys that a table had at the previous poll, stored in a file. Deletes are detected by comparing the current
+keys with them.
 
-One file per table, sorted by a hash of the key that the server computes. So two polls are merged some
-thousand keys at a time, however many there are. In most polls no key was added or removed: keys are first
-compared with the old file row by row, and a new file is begun only at the first difference, starting with the
-equal part. A file is named after its poll, as the mark is; the previous file is kept until the new mark is
+One file per table, sorted by a hash of the key that the server computes. So two polls are compared by a
+merge, some thousand keys at a time. In most polls no key was added or removed: keys are first compared with
+the old file row by row, and a new file is begun only at the first difference, starting with the equal part. A
+file has the position of its poll in its name, like the mark; the previous file is kept until the new mark is
 durable. A poll with equal keys continues to use the previous file.
 
 File columns are named after the key columns: if the key changes, the files cannot be compared and count as
@@ -105,7 +106,7 @@ class _Rows:
         self._held = self._file.schema_arrow.empty_table()
 
     def take(self, count: int) -> pa.Table:
-        """Fewer rows only at the end."""
+        """The next `count` rows; fewer only at the end of the file."""
         while self._held.num_rows < count and (batch := next(self._batches, None)) is not None:
             self._held = pa.concat_tables([self._held, pa.Table.from_batches([batch])])
         taken, self._held = self._held.slice(0, count), self._held.slice(count)
@@ -184,9 +185,7 @@ class KnownKeys:
         return [position for position in found if _is_of(self._copied(table.oid, position), table)]
 
     def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:
-        """Yield the keys of a copy that are neither among the last stored ones, nor among those of the poll
-        at `before`.
-        """
+        """Yield the keys of a copy that neither the last stored poll nor the poll at `before` has."""
         with _failing(), ExitStack() as stack:
             paths = [self._new(table.oid), *([self._path(table.oid, before)] if before is not None else [])]
             others = [_Kept(_batches(stack, path), None) for path in paths]
@@ -216,7 +215,7 @@ class KnownKeys:
         return True
 
     def keep_only(self, kept: Mapping[int, Position]) -> None:
-        """For these tables, delete the files of all other polls."""
+        """Delete the files of these tables, except those of the given polls."""
         for oid, position in self._list(_FILE):
             if position != kept.get(oid, position):
                 storage.delete(self._path(oid, position))
@@ -269,7 +268,9 @@ def _failing() -> Iterator[None]:
 
 
 class _Kept:
-    """Incoming keys: written to a file if there is one, and held until the other side has passed them."""
+    """Incoming keys: written to a file if there is one, and kept in memory until the merge has
+    passed them.
+    """
 
     def __init__(self, keys: Iterator[KeyTexts], file: KeyFile | None) -> None:
         self._keys = keys

@@ -1,5 +1,5 @@
-"""Settings of a polling capture, and where it stores its last confirmed mark and the first position of each
-table: in a table of the source, or in files. Mark and tables are stored separately, since two processes may
+"""Settings of a polling capture, and its resume store: the last confirmed mark and the start position of each
+table, in a table of the source or in files. Mark and tables are stored separately, since two processes may
 write: the capture moves the mark; a process that adds a table stores its start position before it copies the
 table. A start position is never overwritten, even if several processes add the table at once.
 """
@@ -49,7 +49,7 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def load_tables(self) -> dict[int, str]:
-        """The start states of all polled tables, by OID."""
+        """The start state of each polled table, by OID."""
 
     @abstractmethod
     def save_tables(self, tables: Mapping[int, str]) -> None:
@@ -57,12 +57,12 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def remove_tables(self, oids: Collection[int]) -> None:
-        """Stop polling these tables. One that is added again starts at that time."""
+        """Stop polling these tables. A table that is added again is polled from the time of the addition."""
 
     @abstractmethod
     def held(self, connection: Connection) -> AbstractContextManager[object]:
-        """Be the only capture that uses this store, for the length of the block and of the connection.
-        `SlotBusyError` if there is another one.
+        """Hold this store exclusively for the length of the block, or until the connection ends. Raises
+        `SlotBusyError` if another capture holds it.
         """
 
 
@@ -217,7 +217,7 @@ class PollingSettings:
 
     @property
     def keys(self) -> Path:
-        """The directory of known keys and copied versions."""
+        """The directory with the files of known keys and of copied row versions."""
         return self.spool / "keys"
 
     @contextmanager

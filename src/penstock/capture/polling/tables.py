@@ -1,5 +1,5 @@
-"""Polled tables: how they are found in the catalog, where polling of a new table begins, and the state of
-each one.
+"""Polled tables: find them in the catalog, determine where polling of a new table begins, and keep the state
+of each table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TableState:
     how: str
     window: Window = EVERYTHING
     seen: pa.StringArray = field(default_factory=lambda: NONE_SEEN)
-    """The versions of rows in that window that have been returned."""
+    """The versions of rows in the window that have been returned."""
     keys: Position | None = None
     """The poll whose keys are stored; None without known keys."""
 
@@ -58,8 +58,8 @@ class TableState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PollingState:
-    """The state in a mark. `system` is the server that it is from: on another timeline the same transaction
-    ids mean other transactions.
+    """The state in a mark. `system` identifies the server that the state is from: on another timeline the
+    same transaction ids mean other transactions.
     """
 
     system: str
@@ -167,8 +167,8 @@ def inspect_polled(
 
 
 def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable]) -> set[int]:
-    """Which of them have partitions. They were found before they were locked, so their names are checked
-    again.
+    """The tables that have partitions. The tables were found before they were locked, so their names are
+    checked again.
     """
     rows: list[Any] = connection.execute(
         query("polling", "tables"), {"oids": [table.oid for table in tables]}

@@ -35,10 +35,10 @@ from penstock.schema import TableName
 @dataclass(frozen=True, slots=True)
 class TriggerCapture(ChangeCapture, CaptureProvisioning):
     """Captures the tables that have its triggers. Only one `live` stream at a time reads a change table; a
-    second one waits for the first. `with_trigger_management` sets which tables these must be, and whether the
-    capture may create triggers. From then on all changes of a table are kept until they are confirmed, even
-    if there is no reader: remove the triggers with `penstock.postgres.capture_triggers.remove` when the
-    capture is no longer needed.
+    second one waits for the first. `with_trigger_management` sets the tables that must have triggers, and
+    whether the capture may create them. From then on all changes of a table are kept until they are
+    confirmed, even if there is no reader: remove the triggers with
+    `penstock.postgres.capture_triggers.remove` when the capture is no longer needed.
     """
 
     settings: TriggerSettings
@@ -106,8 +106,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
 @contextmanager
 def _exported(settings: TriggerSettings) -> Iterator[ExportedSnapshot]:
-    """A snapshot with the position at which it is exact: by the change table, or, without one, by a
-    consistent read before all that it will contain.
+    """A snapshot with the position at which it is exact. The change table gives the position. Without a
+    change table, a consistent read gives one, which is before all changes that a later change table will
+    contain.
     """
     with connect(settings.address) as connection:
         is_there = has_change_table(connection, settings.name)

@@ -1,7 +1,7 @@
-"""`TriggerFeed`: reads the change table and returns its changes as log steps; and the settings of a trigger
-capture. A poll returns a page of whole transactions, or one transaction that is too long for a page in
-pieces, so memory is bounded for any transaction size. Polling an idle source takes two small statements. No
-transaction stays open while the caller processes the steps.
+"""`TriggerFeed`, which reads the change table and returns its changes as log steps, and the settings of a
+trigger capture. A poll returns a page of whole transactions, or one transaction that is too long for a page
+in pieces, so memory is bounded for any transaction size. Polling an idle source takes two small statements.
+No transaction stays open while the caller processes the steps.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class TriggerSession(FeedSession):
         self._stack.close()
 
     def _next_commits(self) -> list[OrderedCommit]:
-        """Return the ordered commits after the mark. Without any, order new commits; every `quiet_seconds`
-        advance the mark without changes.
+        """Return the ordered commits after the mark. If there are none, order new commits. Every
+        `quiet_seconds`, advance the mark even without changes.
         """
         commits = self._table.commits(self.mark.position, _MAX_COMMITS)
         now = time.monotonic()
@@ -225,7 +225,7 @@ def _fitting(commits: Sequence[OrderedCommit], max_changes: int, max_bytes: int)
 
 
 def _without_commit(batch: ChangeBatch) -> ChangeBatch:
-    """As rows of an open transaction: the manifest adds their commit."""
+    """The batch without commit metadata, as for an open transaction: the manifest adds the commit."""
     rows = batch.rows
     for name in (COMMIT_VERSION, COMMIT_TIMESTAMP):
         at = metadata_index(batch.table, name)

@@ -124,7 +124,7 @@ def relation_blockers(schema: str, relation: TriggeredRelation) -> Iterator[Bloc
         yield Blocker(
             NoTablesError.code,
             f"there is no table {name} in the source",
-            "check the name; case counts",
+            "check the name, which is case-sensitive",
             (name,),
         )
         return

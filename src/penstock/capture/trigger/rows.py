@@ -1,7 +1,7 @@
 """Build typed change batches from rows of the change table, with the same columns and metadata as the
-replication stream. A change has the whole old row, the whole new row, or both, so no value is ever missing.
-An update that changes the key becomes a `delete` of the old key and an `insert` of the new one; so does every
-update of a table without a key.
+replication stream. A recorded change has the whole old row, the whole new row, or both, so no value is
+missing. An update that changes the key becomes a `delete` of the old key and an `insert` of the new one; so
+does every update of a table without a key.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def restored(
 ) -> list[pa.StringArray]:
     """The columns for `RecordedChanges`, with the actual shapes of rows instead of the recorded ones. A
     transaction that began before a table was altered records the old shape, and the column numbers of its
-    rows. If no shape with these numbers is found, the result is the negative of the recorded one.
+    rows. If there is no shape with these numbers, the result has the negative id of the recorded shape.
     """
     *facts, altered = columns
     if altered.null_count == len(altered):
@@ -120,12 +120,13 @@ def restored(
 def causal_order(
     recorded: RecordedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray
 ) -> Ints:
-    """Move each of the `late` changes before the change that found the row at the ctid where this one left
-    it, if that was recorded first. Row triggers fire after the statement, one row after the other. If a
-    trigger of the application changes another row of the same statement, whose own trigger has not fired yet,
-    that later change is recorded first. Within a transaction no two row versions have the same ctid in one
-    file of their table until it is truncated, and after that the new file is filled from its beginning. So no
-    change is moved across a truncate.
+    """Sort changes of the same row into the order in which they were made. Each change in `late` is moved
+    before the change that read the row version it wrote, if that change was recorded first. The two are
+    matched by ctid. Row triggers fire after the statement, one row after the other. If a trigger of the
+    application changes another row of the same statement, whose own trigger has not fired yet, that later
+    change is recorded first. Within a transaction no two row versions have the same ctid in one file of the
+    table. A TRUNCATE starts a new file, which reuses ctids from the beginning. So no change is moved across a
+    truncate.
     """
     order = list(range(len(recorded.codes)))
     places = old_at.to_pylist()
@@ -142,7 +143,9 @@ def causal_order(
 
 
 def _fillings(recorded: RecordedChanges, members: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """For each change of a transaction: its table, and how often that was truncated before."""
+    """For each change of a transaction: its table, and how often the transaction had truncated that table
+    before.
+    """
     emptied: Counter[int] = Counter()
     fillings: dict[int, tuple[int, int]] = {}
     for at in members:
@@ -153,7 +156,9 @@ def _fillings(recorded: RecordedChanges, members: Iterable[int]) -> dict[int, tu
 
 
 def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:
-    """Without generated columns, as a snapshot reads it; columns of a partition in the order of its root."""
+    """The schema without generated columns, as a snapshot reads it. Columns of a partition are in the order
+    of its root.
+    """
     kept = sorted((field for field in shape.fields if not field.is_generated), key=lambda field: field.rank)
     columns = tuple(types.column(field.name, field.type_oid, field.type_modifier) for field in kept)
     return TableSchema(shape.oid, shape.name, columns, ()).with_key(shape.key)

@@ -74,8 +74,8 @@ def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
 
 
 def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
-    """The dead letters `wanted` of a file, or all of them, as changes at position `end`. At their own
-    positions they would be before the target's applied position, and skipped.
+    """The dead letters `wanted` of a file, or all of them, as changes at position `end`. With their original
+    positions, which are before the target's applied position, the changes would be skipped.
     """
     schema, rows = read_changes(path)
     kinds, unchanged, versions, ordinals = (
@@ -138,7 +138,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterCompactor:
-    """The directory of a pipeline's dead letters."""
+    """Compacts the files of a pipeline's dead letters."""
 
     directory: Path
     many: int = MANY

@@ -143,8 +143,8 @@ class DeadLetterQueue:
     def include_due(
         self, target: Target, changes: TableChanges, end: Position, follows: Callable[[FileSlice], bool]
     ) -> TableChanges:
-        """Insert the dead letters to replay before the changes. `follows`: whether a slice has the target's
-        schema.
+        """Insert the dead letters that are due for a replay before the changes. `follows`: whether a slice
+        has the target's schema.
         """
         if target.table not in self._due:
             return changes
@@ -282,7 +282,7 @@ class DeadLetterQueue:
 
     def abandon_copy(self, main: Sink, table: TableName) -> None:
         """Discard the rejected rows of a copy that was not swapped in. If the swap succeeded without a reply,
-        the target shows it and they are kept.
+        which the target shows, the rejected rows are kept.
         """
         self._resync_files.pop(table, None)
         batch = self._pending_batches.get(table)

@@ -1,5 +1,5 @@
-"""Find the changes of an epoch that a target rejects, and the dead letters that later changes settle. Build
-the rows in which dead letters are stored.
+"""Find the changes of an epoch that a target rejects, and the dead letters that later changes settle; build
+the stored form of dead letters.
 
 A rejected change becomes a dead letter. The target keeps the row's earlier version, or has none, until the
 dead letter is settled: by a later change with the whole row, a delete, a truncate, or a replay. A change with
@@ -7,8 +7,8 @@ unchanged TOAST values cannot be applied to a row with an open dead letter, beca
 values. It becomes a dead letter too.
 
 A delete is never rejected, because the stale row could collide with a later one of the same key. A row
-without key is identified by all its values: its delete settles the dead letter, if there is one, and is then
-not applied to the target.
+without a key is identified by all its values. A delete of such a row settles its dead letter, if there is
+one; that delete is then not applied to the target.
 
 A dead letter is identified by its table and its change: commit version and ordinal.
 """
@@ -150,8 +150,8 @@ def _screen_log(
 
 
 class _Gaps:
-    """Rows whose previous change is missing, or is a dead letter replayed late. Unchanged TOAST values must
-    not be taken from earlier changes of such rows.
+    """Rows whose previous change is missing, or is a dead letter that is replayed after newer changes.
+    Unchanged TOAST values must not be taken from earlier changes of such rows.
 
     A mirror does not need this, because its open dead letter is the row's last version. Call `take` in the
     order of the changes.

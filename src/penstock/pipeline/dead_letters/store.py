@@ -360,8 +360,8 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
     """Keys of dead letters that were open at `fence`, or are open now, with the source's key columns and
     `_exact`.
 
-    Raises `SnapshotLostError` if one was settled and deleted since. Dead letters of another schema of the
-    table are ignored.
+    Raises `SnapshotLostError` if a dead letter was settled and deleted since the fence. Dead letters of
+    another schema of the table are ignored.
     """
     schema = pa.schema(
         [*(pa.field(name, _types(source)[name]) for name in source.key), pa.field(EXACT, EXACT_TYPE)]

@@ -132,10 +132,10 @@ def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
 
 
 def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name, Rejection]:
-    """The rows among `rest` that the transform rejects.
+    """The rows that were not rejected yet and that the transform rejects.
 
-    Spark evaluated all rows. If a rejected row had values that another one needs, that one is rejected too,
-    or lacks the value.
+    Spark evaluated all rows. If another row needs values of a rejected row, it is rejected too, or lacks
+    these values.
     """
     found: dict[Name, Rejection] = {}
     for number, (fitted, group) in enumerate(task.shapes):

@@ -1,8 +1,8 @@
 """Schema changes that only the catalog shows: altered types, and tables that were dropped, renamed or moved.
 
 The WAL does not show an altered type, so the catalog is compared with the type definitions under which each
-table's values were read. The state directory stores these. If they are missing there, the first query defines
-them.
+table's values were read. The state directory stores these definitions. If they are missing, those found by
+the first query are used.
 
 The target of a dropped, renamed or moved table stays as it is. Under its new name the table counts as another
 table, and is copied if the configuration selects it. A dropped table that exists again is copied again,
@@ -41,7 +41,7 @@ class AlteredTypes:
 
     columns: tuple[str, ...]
     is_key: bool
-    """Whether one of them is a key column: later changes then do not find their rows in the target."""
+    """Whether one of the columns is a key column: later changes then miss their rows in the target."""
 
     def __str__(self) -> str:
         return (
@@ -73,9 +73,8 @@ class TypeWatch:
         """The tables among `applied` whose values now have a different text form in the source than in the
         target.
 
-        The first call with a table in `resynced` happens before its copy starts. Any other table that is not
-        applied is paused, failed or being copied for the first time: its known definitions stay until it is
-        applied.
+        The first call with a table in `resynced` happens before its copy starts. A table in neither set is
+        paused, failed or being copied for the first time: its known definitions stay until it is applied.
         """
         known = load_known(self._state)
         types = inspect_table_types(connection, schemas)
@@ -106,8 +105,8 @@ class TableTypes:
         return {oid: text.sign() for types in self.columns.values() for oid, text in types.items()}
 
     def altered(self, known: Mapping[int, str]) -> AlteredTypes | None:
-        """The difference from earlier signatures; None if there is none. A type that was added since does not
-        count.
+        """The difference from earlier signatures; None if there is none. Ignores types that were
+        added since.
         """
         names = tuple(
             name

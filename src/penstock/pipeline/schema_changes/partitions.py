@@ -1,13 +1,14 @@
 """Detect partitions that were attached with rows, detached, dropped, rewritten or truncated.
 
 The WAL does not show this, so the catalog is compared over time. The state directory stores which partitions
-each table had, the file of each partition's rows, and when that was read. If a partition is missing, the
+each table had, the file of each partition's rows, and the time of that query. If a partition is missing, the
 table lost its rows. If a new partition was a table before, the table gained its rows. If the file of a
 partition changed, it was rewritten or truncated. If the state directory is lost, changes since the last query
 are not detected.
 
-A TRUNCATE of the whole table is in the WAL, and then its transaction was the last to write the partition's
-catalog row. So a changed file is reported only after everything committed before the query has been applied.
+A TRUNCATE of the whole table is in the WAL. It is recognised by its transaction, which was the last to write
+the partition's catalog row. So a changed file is reported only after everything committed before the query
+has been applied.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class KnownPartitions:
     filenodes: Mapping[int, int]
     """By OID, the file of the rows (relfilenode); 0: not recorded."""
     mark: int
-    """Transactions with a lower id than this had ended."""
+    """All transactions with a lower id had ended when the partitions were read."""
 
     @classmethod
     def of(cls, parts: Partitions) -> KnownPartitions:
@@ -51,7 +52,7 @@ class KnownPartitions:
 def moved_partitions(
     known: Mapping[TableName, KnownPartitions], now: Mapping[TableName, Partitions]
 ) -> dict[TableName, str]:
-    """The tables that gained or lost rows through partitions since these were recorded, with the reason."""
+    """The tables that gained or lost rows through partitions since `known` was recorded, with the reason."""
     moved: dict[TableName, str] = {}
     for name, parts in now.items():
         before = known.get(name)
@@ -144,8 +145,8 @@ class PartitionWatch:
         truncates: Callable[[TableName], Collection[int]],
         auto_resyncs: Callable[[TableName], bool],
     ) -> None:
-        """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table; the low 32 bits
-        of each id. `auto_resyncs`: whether the table is resynced automatically.
+        """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table, as the low 32
+        bits of their ids. `auto_resyncs`: whether the table is resynced automatically.
         """
         self._state = state
         self._truncates = truncates

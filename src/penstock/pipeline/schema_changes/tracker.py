@@ -5,9 +5,9 @@ A catalog state is valid for an epoch only if the epoch ends at or after the pos
 `SourceAdapter.seen` returned with it: such an epoch has every change made before the state was read, so no
 later epoch has changes of an older schema.
 
-Most epochs show nothing new and query nothing. If a change has a new schema, or the catalog showed other
-columns than the target has, the catalog is queried again after the changes were captured, so its answer is
-never older than the changes.
+Most epochs show nothing new and query nothing. The catalog is queried again if a change has a new schema, or
+if the catalog last showed other columns than the target has. That query runs after the changes were captured,
+so its result is never older than the changes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from penstock.transforms.transform import Transform, is_made_by
 
 @dataclass(frozen=True, slots=True)
 class CatalogSnapshot:
-    """Result of one catalog query: table schemas, the position at or after all earlier changes, dropped
-    tables with the reason, and tables whose rows changed in a way that the WAL does not show, with the
-    reason.
+    """Result of one catalog query: table schemas, a position at or after all earlier changes, dropped tables,
+    and tables whose rows changed without WAL records. Tables have the reason with them.
     """
 
     schemas: Mapping[TableName, TableSchema]
@@ -316,9 +315,9 @@ class SchemaTracker:
         self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool
     ) -> bool:
         """Whether the observed schema is still current. If the table was altered since the observation, later
-        epochs may have changes of the observed schema.
+        epochs may still have changes of the observed schema.
 
-        If the epoch has changes, their schema takes precedence.
+        The schema of the epoch's own changes takes precedence over it.
         """
         if not is_same_shape(seen, shape.schema):
             self._observations.forget(target.table)

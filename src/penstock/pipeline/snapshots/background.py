@@ -1,7 +1,7 @@
 """Snapshots in the background: threads copy tables while the epochs of other tables continue.
 
-The spool keeps a table's changes from before its fence until the table is handed over to the epochs, which
-apply them. Transient errors are retried here.
+The spool keeps a table's changes from a position before the fence until the table is handed over to the
+epochs, which apply them. Transient errors are retried here.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ and retries.
 
 A table is exact at one position, its fence. All waiting tables are copied under one exported snapshot, by a
 few threads that each run one Spark task at a time: executors read ctid chunks and write data files of the
-target. So a failed chunk affects no other, and epochs wait behind at most one chunk per core. When all chunks
-of a table are read, the target commits the files and the fence together.
+target. So a failed chunk affects no other chunk, and an epoch waits for at most one chunk per core. When all
+chunks of a table are read, the target commits the files and the fence together.
 
 When the snapshot is lost, or was held for `max_hold_seconds`, a new one is taken at a later fence. Only the
 missing chunks are read under it, and rows that changed between the fences are read again by key
@@ -62,15 +62,15 @@ _RESTARTS = 30
 """About four hours, with the pauses in between."""
 _LOCK_PAUSE_SECONDS = 10.0
 _LOCK_ATTEMPTS = 3
-"""Lock waits of one table in a round. After that many, the table leaves the round if other tables wait for
-the next one.
+"""How often a table may wait for its lock in a round. After that, the table leaves the round if other tables
+wait for the next round.
 """
 _FIRST_PAUSE_SECONDS = 1.0
 _HELD_PAUSE_SECONDS = 10.0
-"""Maximum pause before an attempt for which a snapshot is held."""
+"""Maximum pause before a repeated attempt while the snapshot is held."""
 _LOCKED_WAITS = 3
-"""How many reports of transactions that block a slot are accepted while tables stay locked; one report a
-second.
+"""How many seconds the creation of a slot may wait for open transactions while tables stay locked. Each
+report of the wait counts as one second.
 """
 _WATCH_SECONDS = 5.0
 
@@ -330,8 +330,8 @@ class SnapshotRound:
         """Whether a table that another session keeps locked is removed from the round, so that the round can
         end.
 
-        Not if the source uses a slot: creating the next snapshot would wait for the transaction that holds
-        the lock.
+        Always False if the source uses a slot: creating the next snapshot would wait for the transaction that
+        holds the lock.
         """
         return (
             self._is_awaited and self._source.slot is None and self._lock_waits[copy.name] >= _LOCK_ATTEMPTS
@@ -494,8 +494,8 @@ class SnapshotCoordinator:
         *,
         is_awaited: bool,
     ) -> SnapshotRound:
-        """Choose the tables of the next round. With a slot, a small table whose copy was interrupted by
-        writes is copied alone, under a lock.
+        """Choose the tables of the next round. If the source uses a slot, a small table whose copy was
+        interrupted by writes is copied alone, under a lock.
         """
         lockable = [copy for copy in due if copy.is_lockable] if self.slot is not None else []
         if lockable:

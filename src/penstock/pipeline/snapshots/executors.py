@@ -5,7 +5,7 @@ Only the first step of a chunk needs the source's snapshot. Intermediate files a
 ends, with or without success.
 
 Repair: a row that did not change between the first and the last fence is the same under both, in the same
-block, and so in exactly one chunk. Every other row has a key that the spool shows as changed. Spark collects
+block, and so in exactly one chunk. The spool has a change for the key of every other row. Spark collects
 these keys into files, executors read their rows as of the last fence, and the target replaces the rows of the
 chunks.
 """
@@ -232,7 +232,8 @@ def changed_between(
     With polling, changes right before `end` arrive with the next poll, so the function waits for that poll
     and includes it. The additional keys do no harm.
 
-    `TableRewrittenError` if the changes are lost, or do not identify rows by key: the table is copied again.
+    Raises `TableRewrittenError` if the changes are lost, or do not identify rows by key: the table is copied
+    again.
     """
     reader = SpoolReader(spool)
     end = Position.of(end.value + 1) if positions_are_polls else end

@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 _ROUNDS = 10
 _LEVEL_SECONDS = 1.0
-"""The thread that catches up stops after an iteration shorter than this; the epoch applies the remaining
-changes.
+"""The thread that catches up stops after an iteration that took less time than this; the epoch applies the
+remaining changes.
 """
 
 
@@ -109,14 +109,16 @@ class Resyncs:
         return name in self._sinks
 
     def begin(self, name: TableName, sink: Sink, position: Position) -> None:
-        """Start a resync whose copy is written to `sink`. The spool now keeps everything after `position`."""
+        """Start a resync whose copy is written to `sink`. From then on the spool keeps everything after
+        `position`.
+        """
         self._pausing.discard(name)
         self._sinks[name] = sink
         self._holds[name] = position
         self.advance(position)
 
     def advance(self, position: Position) -> None:
-        """An epoch that ends at `end` is recorded: shadows may catch up to that position."""
+        """Called when an epoch that ends at `position` is recorded: shadows may catch up to it."""
         self._recorded = max(self._recorded, position)
 
     def set_fence(self, name: TableName, fence: Position) -> None:
@@ -175,7 +177,9 @@ class Resyncs:
             self.abandon(name, f"{error.code}: {error.message}")
 
     def abandon(self, name: TableName, reason: str = "it was abandoned") -> None:
-        """End the resync of this table; the sink drops anything that threads still write to the shadow."""
+        """End the resync of this table. The sink drops the shadow, including anything that threads still
+        write to it.
+        """
         self.stop_pausing(name)
         if name in self._sinks:
             self._ready.pop(name, None)
@@ -225,8 +229,8 @@ class Resyncs:
         return done
 
     def _find_swapped(self, name: TableName, shadow: Target) -> Target | None:
-        """The target, if an earlier attempt swapped `shadow` in but got no reply. It may be behind the
-        current epoch.
+        """The target, if an earlier attempt swapped `shadow` in but got no reply. The target may be behind
+        the current epoch.
         """
         tried = self._tried.get(name)
         if tried is None or shadow.copy is None:
@@ -239,8 +243,8 @@ class Resyncs:
         return target
 
     def _copy_again_after(self, name: TableName, reason: ResyncRequired) -> None:
-        """Copy a table again after a pause because it was altered during its copy; a bounded number of
-        times.
+        """Copy a table again after a pause because it was altered during its copy. After a number of attempts
+        the resync fails.
         """
         altered = SchemaChangedError(f"table {name} was altered again while it was resynced: {reason}")
         pause = self._attempts.count(name, Verdict(Action.RETRY_TABLE, altered, USUAL_ATTEMPTS))
@@ -253,14 +257,14 @@ class Resyncs:
     def _copy_again(self, name: TableName) -> None:
         """Drop the shadow.
 
-        The operator's or pipeline's order to resync stays, so another copy starts after the pause.
+        The resync request of the operator or the pipeline stays, so another copy starts after the pause.
         """
         self._ready.pop(name)
         self._drop(name)
         self._pausing.add(name)
 
     def may_begin(self, name: TableName) -> bool:
-        """Whether a copy of this table may start: none is in progress, and no pause has to be waited for."""
+        """Whether a copy of this table may start: no copy is in progress, and no pause is active."""
         return name not in self._sinks and self._attempts.is_due(name)
 
     def _handle(self, name: TableName, error: Exception) -> None:

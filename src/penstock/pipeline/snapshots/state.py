@@ -10,8 +10,8 @@ the missing chunks.
 ```
 
 Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of
-a former plan that could not be cancelled writes where it does no harm. Everything is removed when the target
-has the table; if it is lost, the table is read again.
+a former plan that could not be cancelled writes to a directory that is no longer used. Everything is removed
+when the target has the table; if it is lost, the table is read again.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ChunkTask:
 def chunk_writer(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
 ) -> Callable[[ChunkTask], SnapshotFile]:
-    """Sent to executors."""
+    """A function that reads a chunk and writes its file. Sent to executors."""
 
     def write(task: ChunkTask) -> SnapshotFile:
         return write_chunk(address, snapshot, task, reject_inexact=reject_inexact)
@@ -54,8 +54,8 @@ class RejectingWriter(ABC):
 
     @abstractmethod
     def with_rejected_to(self, on_rejected: OnRejected) -> ChunkWriter:
-        """The same writer, which gives rejected rows to `aside`. It gives all rejected rows of a batch before
-        it requests the next batch.
+        """The same writer, which passes rejected rows to `on_rejected`. It passes all rejected rows of a
+        batch before it requests the next batch.
         """
 
 
@@ -70,8 +70,8 @@ def recording_writer(
 ) -> Callable[[RecordedTask], ChunkRecord]:
     """Read and record chunks. A recorded chunk is never read again, even if the driver dies.
 
-    With `diverts`, rejected rows are written beside the chunk's record instead of failing it. With a
-    `session`, which locks the table, this runs in the driver, in that session.
+    With `diverts`, rejected rows are written to a file next to the chunk's record instead of failing the
+    chunk. With a `session`, which locks the table, this runs in the driver, in that session.
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:

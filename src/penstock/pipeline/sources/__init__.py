@@ -1,1 +1,3 @@
-"""Sources."""
+"""The source of a pipeline: one adapter for each capture method, checks before a run, and the removal of its
+objects.
+"""

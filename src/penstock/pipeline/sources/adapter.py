@@ -144,8 +144,8 @@ class SourceAdapter(ABC):
         return current_position(connection)
 
     def seen(self, connection: Connection) -> Position | None:
-        """A position at or after every change that was made before the catalog state that this connection has
-        just read. None if it is not known now.
+        """A position at or after every change made before this connection last read the catalog. None if it
+        is not known now.
         """
         return shown_position(connection)
 

@@ -34,14 +34,15 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     """Settings of `penstock capture`. On the first start, publication and slot are created for the tables of
     this configuration.
 
-    With triggers, it reads what the triggers of all pipelines' tables write.
+    With triggers, the capture reads the changes of every table that has its triggers, of all pipelines.
 
-    Tables of other pipelines, and later tables, are added to the publication by the pipelines that mirror
-    them, because the pipeline that copies a table must know since when its changes are published.
+    A pipeline itself adds its tables to the publication, because the pipeline that copies a table must know
+    the position from which its changes are published. This includes tables of other pipelines and tables that
+    are created later.
     """
     if config.source.process != "separate":
         raise ConfigError(
-            "source.process is embedded: every run of this pipeline captures by itself",
+            "source.process is embedded: every run of this pipeline has its own capture",
             hint="set source.process: separate in every configuration that reads this slot, or leave the "
             "capture to `penstock run`",
         )

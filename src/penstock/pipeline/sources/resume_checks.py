@@ -1,10 +1,10 @@
 """Check whether the source can still provide the changes that the targets lack, and that tables were
 published without interruption.
 
-For each change the server uses the catalog as of that change to decide whether it is published. A table that
-was removed from the publication and added again between two runs, or added with another row filter, looks as
-before, and the changes in between are lost. So the state directory records the transaction that added each
-table. If the state directory is lost, earlier interruptions are not detected.
+The server decides whether to publish a change by the catalog as of that change. So a table that was removed
+from the publication between two runs, and added again, has lost changes, although it looks unchanged. The
+same holds for a table that had another row filter for some time. So the state directory records the
+transaction that added each table. If the state directory is lost, earlier interruptions are not detected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORMAT = 1
 
 
 def load_memberships(state: Path) -> dict[TableName, Membership]:
-    """The memberships that the last run recorded, without OIDs; empty before the first run."""
+    """The memberships that the last run recorded. They have no OIDs. Empty before the first run."""
     data = storage.read(state / _FILE)
     if data is None:
         return {}

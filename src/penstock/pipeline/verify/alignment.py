@@ -1,12 +1,13 @@
 """Align source and target: a source snapshot, and the targets at exactly the position of that snapshot.
 
-The position is the consistent point of a temporary slot. No commit record spans it: each either ends at or
-before it and is in the snapshot, or begins at or after it and is not in the snapshot. So an epoch may end
-there, and the slot may be confirmed there: streaming from it sends every later commit completely.
+The position is the consistent point of a temporary slot. No commit record spans this position. A record that
+ends at or before it is in the snapshot, a record that begins at or after it is not. So an epoch may end at
+the position, and the slot may be confirmed up to it: a stream that starts there sends every later commit
+completely.
 
-A barrier makes the running pipeline end an epoch there. If the pipeline does not run, this process runs it up
-to the barrier, under the same lock. The pipeline is not delayed: later epochs make later versions of the
-tables.
+A barrier makes the running pipeline end an epoch at the position. If the pipeline does not run, this process
+runs it up to the barrier, under the same lock. The comparison does not delay the pipeline: later epochs
+create later versions of the tables.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def _position(address: SourceAddress) -> Position:
 
 
 def _advance(request: BarrierRequest, address: SourceAddress, tell: Tell) -> OnWait:
-    """Move the barrier while the snapshot waits for open transactions.
+    """Move the barrier forward while the snapshot waits for open transactions.
 
-    The snapshot's position will be after everything in the WAL at the last query, because a transaction that
-    the snapshot waits for has not ended.
+    Such a transaction has not ended yet, so the snapshot's position will be after the end of the WAL as of
+    the last query.
     """
     reached = [_position(address)]
 
@@ -137,7 +138,9 @@ class _FenceWait:
             time.sleep(_POLL_SECONDS)
 
     def _run(self) -> Mapping[TableName, TableStatus] | None:
-        """Run the pipeline up to the fence. `PipelineBusyError` if another process started it first."""
+        """Run the pipeline up to the fence. Raises `PipelineBusyError` if another process started
+        it first.
+        """
         self._tell(f"the pipeline does not run; applying what there is up to {self._fence}")
         observer = _StopAt(self._fence, self._tell)
         pipeline = Pipeline(self._config, self._spark, observer)

@@ -1,14 +1,14 @@
 """Compare two tables of one schema: by hashes of their rows, then, where these differ, row by row and column
 by column.
 
-Spark's hash ignores nulls and array boundaries, neither its hash nor its equality distinguishes 0.0 from
--0.0, and maps can be neither hashed nor compared. The canonical form made here is a tuple of plain values at
-every depth, with a flag for each null and a length for each list, so rows with equal hashes have equal
-content, except by chance.
+Spark's own functions are not sufficient: its hash ignores nulls and array boundaries, its hash and its
+equality do not distinguish 0.0 from -0.0, and it can neither hash nor compare maps. The canonical form made
+here is a tuple of plain values at every depth, with a flag for each null and a length for each list, so rows
+with equal hashes have equal content, except by chance.
 
-Rows fall into buckets by key, and each side sums the row hashes per bucket. That needs neither a shuffle nor
-an order, and a missing, duplicate or different row changes its bucket's sum. Only rows of differing buckets
-are joined.
+Rows fall into buckets by key, and each side sums the row hashes per bucket. The sums need neither a shuffle
+nor an order. A missing, duplicate or different row changes the sum of its bucket. Only rows of buckets with
+different sums are joined.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class TableComparer:
     def _digests(self, source: DataFrame, target: DataFrame) -> list[Any]:
         """By bucket: row counts of each side, and the difference of the hash sums, in two halves.
 
-        A sum of whole hashes would overflow. Sums of half hashes do not, up to two thousand million rows.
+        A sum of 64-bit hashes would overflow. Sums of their 32-bit halves do not, up to two billion rows.
         """
         hashes = [
             frame.select(self._bucket(), self._hash(), _side(value))

@@ -41,8 +41,8 @@ def copy_source(
     """One Spark job, with a task per chunk; returns the paths of the written files. `fitted` transforms the
     rows.
 
-    Rows that cannot be transformed go to files of the directory `rejected_directory`, untransformed; without
-    `aside` they are an error.
+    Rows that cannot be transformed go to files in `rejected_directory`, untransformed. Without
+    `rejected_directory` such a row is an error.
     """
     for place in (directory, rejected_directory):
         if place is not None:

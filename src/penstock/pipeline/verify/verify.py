@@ -207,7 +207,8 @@ def _compare_aligned(
 ) -> None:
     """Add verdicts for the tables that have none yet. `lost` gets tables to compare again, with the reason.
 
-    Both have all results even if releasing the snapshot fails, for example because its connection was lost.
+    Both collections are complete even if releasing the snapshot fails, for example because its connection was
+    lost.
     """
     with align(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)

@@ -2,8 +2,8 @@
 read from it.
 
 A payload is XLogData (`w`, three 8-byte fields, then one pgoutput message) or a keepalive (`k`). The buffer
-ends in padding that reads as null values: a walk over damaged tuples may pass the last message before the
-damage is detected, and the row of a truncated table is read from the padding.
+ends in padding that reads as null values: a read of damaged tuples may pass the last message before the
+damage is detected, and the row of a TRUNCATE is read from the padding.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Frames:
         return self.buffer[self.starts[index] + skip : self.ends[index]]
 
     def require(self, ok: BoolArray, messages: IntArray, reason: str) -> None:
-        """Raise for the first of `messages` that is not `ok`."""
+        """Raise an error for the first of `messages` whose `ok` is False."""
         if not ok.all():
             raise self.fault(int(messages[np.argmin(ok)]), reason)
 

@@ -5,10 +5,10 @@ The current catalog is never used for past changes, with one exception. For a ta
 FULL, Relation messages flag every column as key, so its key must come from the catalog, which shows the
 current key although the decoded log may be far behind. So the catalog is queried each time such a table is
 described: at its first change and after every change of its definition. If the catalog returns the known key,
-that key applies. If it returns another one, the key changed at some unknown position up to the position of
-the query, since the order of transaction ids is not that of commits. Until the log has passed that position,
-the table is treated as one without a key: its changes show whole rows, which is correct for any key. After
-that position it has the new key.
+that key applies. If it returns another key, the key changed at some position before that of the query. The
+exact position is unknown, since transaction ids are not in the order of commits. Until the log has passed
+that position, the table is treated as one without a key: its changes show whole rows, which is correct for
+any key. After that position it has the new key.
 
 An open transaction whose changes are streamed sees its own DDL, which is invisible to others until it
 commits. So the server describes every table to each such transaction separately, again after a rollback to a
@@ -47,7 +47,7 @@ exist yet.
 
 
 class FullKey(NamedTuple):
-    """The key of a table from its description on."""
+    """The key of a table, valid from the message that described the table."""
 
     columns: tuple[str, ...]
     later: CatalogKey | None = None
@@ -66,8 +66,8 @@ class FullKeys:
         self._waiting: dict[int, CatalogKey] = {}
 
     def describe(self, oid: int, columns: Collection[str], place: int) -> FullKey:
-        """The key, for changes from `place` on, of a table that has just been described with these
-        columns.
+        """The key of a table that has just been described with these columns, for changes at or after
+        `place`.
         """
         found = None if self._load is None else self._load(oid)
         if found is None:
@@ -110,7 +110,7 @@ class FullKeys:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A table's schema from one message on."""
+    """A table's schema, valid from the message with this number."""
 
     index: int
     schema: TableSchema
@@ -164,7 +164,7 @@ class Versions:
     _changed: dict[int, list[Version]] = field(default_factory=dict)
 
     def of(self, oid: int) -> list[Version]:
-        """In order; empty if the table is unknown."""
+        """The versions of the table in order; empty if the table is unknown."""
         found = self._changed.get(oid)
         if found is not None:
             return found
@@ -241,7 +241,7 @@ class RelationHistory:
             self._streams[stream] = _Tables(told.unseen)
 
     def _settle_keys(self, frames: Frames, timeline: Timeline, known: _Tables, versions: Versions) -> None:
-        """Assign tables the keys whose position the log passes among `frames`."""
+        """Apply the keys whose catalog query lies at a position that the stream passes within `frames`."""
         for oid in tuple(known.unsettled):
             described = known.described[oid]
             assert described.later is not None

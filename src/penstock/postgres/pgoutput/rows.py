@@ -2,8 +2,8 @@
 
 An update that includes its old key is compared with it: the same key becomes an `update_postimage`, another
 key a `delete` of the old one and an `insert` of the new one. A delete shows only its key. In a table without
-a key the whole row identifies itself: a delete shows the whole old row, and an update that includes the old
-row becomes a `delete` and an `insert`, each of one duplicate.
+a key, rows are identified by all of their values: a delete shows the whole old row, and an update that
+includes the old row becomes a `delete` and an `insert`. Each of them affects one of several equal rows.
 
 If old rows are requested and the log contains whole old rows (replica identity FULL), a delete shows all of
 the row, and the old rows of updates form a separate batch of `update_preimage` rows.
@@ -113,7 +113,9 @@ class _Plan:
 def build_batches(
     frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False
 ) -> list[list[ChangeBatch]]:
-    """For each part its changes, and with `old_rows` the rows before its updates if they were sent."""
+    """One batch of changes for each part. With `old_rows`, also a batch with the rows before its updates, if
+    the server sent them.
+    """
     buffer = pa.py_buffer(frames.buffer)
     planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
     built = iter(_build_all(frames, buffer, timeline, [plan for plans in planned for plan in plans]))
@@ -216,8 +218,8 @@ def _missing(
     """By column index, the rows whose identifying value was not sent; columns without such rows are omitted.
     The key identifies a row; in a table without a key, the whole old row does. With `promises_whole` the
     whole old row is required and announced. Where it is not announced, a null may be a value: the server
-    marks the old row of a partition under FULL as a key if its root has another identity. Then only the
-    catalog can tell (`membership.inspect_partition_identities`).
+    marks the old row of a partition under FULL as a key if its root has another identity. In that case only
+    the catalog has the answer (`membership.inspect_partition_identities`).
     """
     is_old = rows.codes == _DELETED
     found: dict[int, BoolArray] = {}

@@ -103,9 +103,10 @@ class Timeline:
         return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
 
     def place_at(self, frames: Frames, message: int) -> int:
-        """A log position at or before that of all changes from this message on. For whole transactions it is
-        their commit: a transaction makes its changes after the commits of the transactions whose locks it
-        waited for. For an open transaction only the positions of its changes are known.
+        """A log position at or before the positions of this message's change and all later ones. For a whole
+        transaction it is the commit, since a transaction makes its changes after the commits of the
+        transactions whose locks it waited for. For an open transaction only the positions of its changes are
+        known.
         """
         if self.commits is not None:
             return int(self.commits.positions[np.searchsorted(self.begins, message, side="right") - 1])
@@ -113,7 +114,7 @@ class Timeline:
         return int(lsns[0]) if len(lsns) else 0
 
     def first_past(self, frames: Frames, place: int) -> int | None:
-        """The message from which all changes have a position after this one."""
+        """The first message such that its change, and all later ones, have a position after `place`."""
         messages, places = (
             (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
         )

@@ -156,7 +156,7 @@ def _by_type(wanted: Sequence[Wanted]) -> list[list[int]]:
 
 
 def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | None:
-    """Concatenate their texts; None if the result would be too large."""
+    """Concatenate the texts of all columns; None if the result would be too large."""
     counts = [len(each.spans.spans) for each in wanted]
     bases = np.cumsum(counts) - counts
     chosen = np.concatenate([each.chosen for each in wanted]) + np.repeat(
@@ -173,7 +173,7 @@ def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | No
 
 
 def _absent(wanted: Sequence[Wanted]) -> BoolArray | None:
-    """Which of their rows show no text."""
+    """A mask of the rows that show no text."""
     if all(each.hidden is None and each.spans.kinds is None for each in wanted):
         return None
     return np.concatenate([_absent_rows(each) for each in wanted])

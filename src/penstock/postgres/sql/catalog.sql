@@ -39,9 +39,9 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 
 -- name: attributes
--- With the type as SQL writes it, with the modifier -1: without one, `character` would be parsed as
--- `character(1)`. Of a domain, the base type: a value that is parsed as a domain is checked by functions of
--- the domain's owner.
+-- The type is printed as SQL writes it, with the modifier -1: without one, `character` would be parsed as
+-- `character(1)`. For a domain, the base type is printed, since parsing a value as the domain would run
+-- functions of the domain's owner.
 SELECT a.attname::text, a.attnum::int, pg_catalog.format_type(b.oid, -1)
 FROM pg_catalog.pg_attribute a
 CROSS JOIN LATERAL (
@@ -107,7 +107,7 @@ JOIN pg_catalog.pg_type t ON t.oid = u.oid
 WHERE t.typtype IN ('e', 'c')
 
 -- name: keys
--- With the generated columns, and whether the replica identity is FULL.
+-- The result includes the generated columns, and whether the replica identity is FULL.
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum),
        COALESCE(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated <> ''), '{}'), bool_or(c.relreplident = 'f')
 FROM pg_catalog.pg_index i
@@ -179,7 +179,7 @@ WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: primary_key
 -- The position is read after the statement's snapshot was taken, so everything that the snapshot shows had
--- committed by then.
+-- committed before that position.
 SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'),
        pg_catalog.pg_current_wal_insert_lsn()::text
 FROM pg_catalog.pg_class c

@@ -128,8 +128,9 @@ BEGIN
       )
     RETURNING id INTO own_shape;
   END IF;
-  -- A transaction that sees the catalog as it was when it began writes rows as the table is now. What it sees of the table has been replaced
-  -- then, by somebody who was not done in its snapshot. Functions that ask about privileges know better: of a column that is no more, nothing.
+  -- Under REPEATABLE READ and SERIALIZABLE, catalog queries show the table as of the transaction's snapshot, but rows are written with the
+  -- table's current columns. If the catalog row was replaced since, the current columns are found by has_column_privilege, which reads the
+  -- current catalog and returns NULL for a column that no longer exists.
   IF pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
     AND (is_replaced OR EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID AND c.xmax <> '0'::xid)) THEN
     own_altered := ARRAY(
@@ -138,9 +139,9 @@ BEGIN
     );
   END IF;
   -- Without a cast, which the owner of the table could have defined: it would run with the rights of this function's owner.
-  -- A row that has an xmax is locked, or was changed again already, by a trigger of somebody else's that had its turn before this one: then
-  -- the change that found it at `new_at` is the later one, although it was written down first. Both are places in one file: a table that is
-  -- emptied or rewritten begins another, with the same places.
+  -- A new row with an xmax is locked, or was changed again by a trigger of the application that fired before this one. In that case the
+  -- change that found the row at `new_at` is the later one, although it was recorded first. `node` is recorded because ctids identify rows
+  -- within one file only: a table that is truncated or rewritten gets a new file.
   INSERT INTO {schema}.changes (xid, root, shape, op, node, old_at, new_at, old, new, altered)
   VALUES (
     pg_catalog.pg_current_xact_id(), own_root, own_shape, pg_catalog.left(TG_OP, 1)::"char", pg_catalog.pg_relation_filenode(TG_RELID),
@@ -193,7 +194,7 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE t.tgparentid = 0 ORDER BY 1, 2
 
 -- name: remove
--- With all triggers, and all unread changes.
+-- Drops all triggers and all unread changes too.
 DROP SCHEMA IF EXISTS {schema} CASCADE
 
 -- name: inspect
@@ -275,7 +276,8 @@ GROUP BY r.nspname, r.relname, c.oid
 SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
 
 -- name: lock_horizon
--- Until the end of the transaction. It takes no snapshot, so the next statement has a later one.
+-- The lock is held until the end of the transaction. The statement takes no snapshot, so the next statement
+-- has a later one.
 LOCK TABLE {schema}.horizon IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: state

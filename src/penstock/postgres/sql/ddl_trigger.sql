@@ -6,9 +6,9 @@
 -- execute it, a superuser's too. So the event triggers are created only if schema and function belong to the
 -- current role, a superuser or a trusted role.
 CREATE SCHEMA IF NOT EXISTS penstock_ddl;
--- Every role may emit messages under any prefix. So they are signed, with a key that only the owner of the schema can read, and roles to
--- which the owner grants that. The function runs with the rights of its owner for it. A role with REPLICATION reads messages from the log and could
--- emit one again: so each names its transaction, and does not count in another one.
+-- Every role may emit messages under any prefix, so the trigger signs its messages. The key can be read by the owner of the schema, and by
+-- roles to which the owner grants that; the function runs with the owner's rights to read it. A role with REPLICATION can read messages from
+-- the WAL and emit one again, so each message names its transaction, and is ignored in any other transaction.
 CREATE OR REPLACE FUNCTION penstock_ddl.tell() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
   altered oid[];

@@ -29,7 +29,7 @@ WHERE NOT EXISTS (
 RETURNING name
 
 -- name: keep_alive
--- So that the server ends a session without a client within a minute.
+-- With these settings the server ends a session without a client within a minute.
 SELECT pg_catalog.set_config('tcp_keepalives_idle', '30', false),
        pg_catalog.set_config('tcp_keepalives_interval', '10', false),
        pg_catalog.set_config('tcp_keepalives_count', '3', false)

@@ -2,9 +2,9 @@
 
 -- name: trust
 -- The current role, the owner of the database, all roles whose objects are trusted, and all roles that can act as the owner of the database.
--- A role that can SET ROLE to the current role, or grant itself that, gains nothing by code that the current role runs: a member, one with
--- ADMIN OPTION (since Postgres 16 the role that created it), and before 16 every role with CREATEROLE. Managed servers give their
--- administrator no superuser, but one of these. The setting comes from the configuration.
+-- A role that can SET ROLE to the current role, or grant itself that right, gains nothing if the current role runs its code. Such roles are
+-- members, roles with ADMIN OPTION (since Postgres 16 the role that created it), and before version 16 every role with CREATEROLE. On managed
+-- servers the administrator is such a role instead of a superuser. The setting comes from the configuration.
 WITH RECURSIVE place AS (
   SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 ), able (target, oid) AS (

@@ -2,7 +2,7 @@
 
 -- name: consistent_read
 -- The WAL position is read after the statement's snapshot was taken, so everything that the snapshot shows
--- had committed by then.
+-- had committed before that position.
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
        pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,
@@ -15,12 +15,12 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text
 SELECT pg_catalog.pg_current_wal_flush_lsn() >= %(position)s::pg_catalog.pg_lsn
 
 -- name: flush
--- In its own transaction, whose commit flushes the whole WAL before it.
+-- Runs in a separate transaction, whose commit flushes all earlier WAL.
 SELECT pg_catalog.set_config('synchronous_commit', 'local', true),
        pg_catalog.pg_logical_emit_message(true, 'penstock.nudge', '')
 
 -- name: system
--- Without a replication connection, which the role may not be allowed. A standby does not report its WAL
+-- This needs no replication connection, which the role may not be allowed. A standby does not report its WAL
 -- file.
 SELECT s.system_identifier::text,
        CASE WHEN NOT pg_catalog.pg_is_in_recovery()
@@ -40,8 +40,8 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.pid <> pg_cat
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
 
 -- name: cursor_columns
--- The catalog's definition of possible cursor columns. Of a domain, the base type, so that none of its checks
--- runs.
+-- The catalog's definition of possible cursor columns. For a domain, the base type is returned, so that the
+-- domain's checks do not run.
 SELECT a.attrelid, a.attname::text, pg_catalog.format_type(b.oid, -1), a.attnotnull,
        EXISTS (SELECT 1 FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
                WHERE m.amname = 'btree' AND o.opcintype = b.oid)

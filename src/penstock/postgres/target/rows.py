@@ -39,8 +39,8 @@ def load_chunk(
     address: SourceAddress, chunk: ChunkPlace, fence: Position, blocks: Blocks
 ) -> tuple[int, Position]:
     """Load one chunk of a snapshot in a transaction, with a record of it. Returns its number of rows and the
-    fence that they were read under. If there are several attempts, the first that completes counts; `blocks`
-    are not read if there is one.
+    fence that they were read under. If there are several attempts, the first that completes counts: if an
+    attempt has completed, `blocks` are not read.
     """
     place = staging_table(chunk.token)
     with target_transaction(address, f"loading {place}") as connection:
@@ -161,7 +161,9 @@ def count_blocks(connection: Connection, place: TableName) -> int:
 def read_blocks(
     connection: Connection, place: TableName, names: Sequence[str], blocks: tuple[int, int | None]
 ) -> tuple[Position | None, Iterable[list[pa.StringArray]]]:
-    """The position of the table, and its rows in some blocks. The connection cannot be used afterwards."""
+    """The position of the table, and its rows in a range of heap blocks. The connection cannot be used
+    afterwards.
+    """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     record, _ = load_record(connection, place)
     first, last = (sql.Literal(f"({_LAST_BLOCK if block is None else block},0)") for block in blocks)

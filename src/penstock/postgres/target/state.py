@@ -290,7 +290,9 @@ def record_position(
 
 
 def record_settled(connection: Connection, place: TableName, pipeline: str, position: Position) -> None:
-    """Record that this transaction has put a table at `place`, which contains its source up to `position`."""
+    """Record that this transaction has created or replaced the table at `place`, and that the table equals
+    its source at `position`.
+    """
     _record(connection, "record_settled", place, pipeline, position)
 
 
@@ -300,7 +302,7 @@ def _record(
     text = None if position is None else str(position)
     done = connection.execute(query("target", name), _names(place) | {"pipeline": pipeline, "position": text})
     if done.rowcount != 1:
-        raise SinkError(f"the target no longer knows {place} as a table of pipeline {pipeline!r}")
+        raise SinkError(f"the target no longer records {place} as a table of pipeline {pipeline!r}")
 
 
 def record_shape_of(connection: Connection, place: TableName, other: TableName) -> None:
@@ -323,7 +325,9 @@ def owned_tables(connection: Connection, pipeline: str, schema: str) -> list[Tab
 def claim_chunk(
     connection: Connection, staging: str, number: int, fence: Position
 ) -> tuple[Position, int] | None:
-    """None if the caller must load the chunk; otherwise fence and row count of an earlier attempt."""
+    """Claim the chunk for loading. None if the caller must load it; otherwise fence and row count of an
+    earlier attempt.
+    """
     arguments = {"staging": staging, "number": number, "fence": str(fence)}
     if connection.execute(query("target", "claim_chunk"), arguments).fetchone() is not None:
         return None

@@ -63,7 +63,9 @@ class TypePolicy:
 
     @property
     def writes(self) -> str:
-        """What tells the spools of two policies apart."""
+        """Identifies the form of the values in the spool: policies with different forms return different
+        texts.
+        """
         return self.form if self.is_text else self.numeric
 
     @property
@@ -146,8 +148,8 @@ def cast_except(
 
 
 def tolerant(decode: Decode) -> Decode:
-    """For types that are identified only by name: a text in another format is inexact, since the type may be
-    an unrelated one of that name.
+    """For types that are identified only by name. A text in another format is inexact, since an unrelated
+    type may have the same name.
     """
 
     def decode_each(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:

@@ -66,8 +66,8 @@ def _decode(
 def _decode_rest(
     values: pa.StringArray, left_out: Bools, arrow_type: pa.DataType, element: TextType, delimiter: int
 ) -> DecodedColumn:
-    """Decode all but the given values. These are left out from the beginning, since Parquet cannot write a
-    null with elements beneath it.
+    """Decode all values except `left_out`. Those are excluded before decoding, since Parquet cannot write a
+    null that has elements.
     """
     inexact = pa.Array.from_buffers(pa.bool_(), len(left_out), [None, bitmap(left_out)])
     rest = _decode(pc.if_else(inexact, NULL_TEXT, values), arrow_type, element, delimiter)

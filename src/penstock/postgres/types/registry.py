@@ -8,8 +8,9 @@ as text.
 
 The OIDs of built-in types are the same everywhere. Those of enums, domains, arrays of them and extension
 types are not, and a Relation message contains only the OID. The catalog defines it: a type never changes its
-OID, kind, base and element, so the current catalog is valid for the past too. A type that was dropped has the
-name in the Type message, which the server sends before such a Relation; without one, it is text.
+OID, kind, base and element, so the current catalog is valid for the past too. A dropped type is identified by
+the name in its Type message, which the server sends before the Relation message; without a Type message the
+type is read as text.
 """
 
 from __future__ import annotations

@@ -86,15 +86,16 @@ _STATS_AS_JSON = "delta.checkpoint.writeStatsAsJson"
 _STATS_AS_STRUCT = "delta.checkpoint.writeStatsAsStruct"
 _HINT = "_last_checkpoint"
 _MARK = b"penstock.stamped_ms"
-"""Marks a checkpoint as ours. Files removed after this time have the time of the removing commit; files
-removed earlier may have the time at which its writer began, as Delta records it.
+"""Marks a checkpoint as ours. Files removed after this time are listed with the time of the commit that
+removed them. Files removed earlier may have the time at which that commit's writer began, as Delta records
+it.
 """
 _BEGAN_MS = 3_600_000
 """Maximum time between the begin of a commit by another writer and the commit."""
 
 
 def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
-    """Write the checkpoint of `state`, unless it exists. It lists files removed since `since_ms`.
+    """Write the checkpoint of `state`, unless there is one. It lists files removed since `since_ms`.
 
     Raises `Unsupported` if only Delta can write it.
     """
@@ -142,8 +143,8 @@ def checkpoint_file(path: Path, version: int) -> Path:
 
 
 def _put(rows: pa.Table, target: Path, stamped_ms: int) -> bool:
-    """Returns False if Delta has just written it. Delta's file stays, because Hadoop's checksum file belongs
-    to it.
+    """Write the file. Returns False if Delta has written the checkpoint in the meantime: Delta's file stays,
+    because Hadoop's checksum file belongs to it.
     """
     written = target.with_name(f".penstock-{uuid4().hex}.tmp")
     try:

@@ -107,8 +107,8 @@ def marked(file: DataFile, vector: DeletionVector, rows: int) -> list[dict[str, 
 
 
 def wide_stats(stats: str | None, rows: int) -> str:
-    """Statistics whose bounds are not tight any more. The text of the bounds stays unchanged to the last
-    digit.
+    """The same statistics, with bounds marked as not tight. The text of the bounds stays unchanged to the
+    last digit.
     """
     found = json.loads(stats) if stats else {}
     if found.get("numRecords") == rows and stats is not None:

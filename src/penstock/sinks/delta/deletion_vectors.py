@@ -64,8 +64,8 @@ def name_in_table(root: Path, uri: str) -> str:
 
 
 def table_file(root: Path, uri: str) -> Path:
-    """The path of the file that the log calls `uri`; `FileOutsideTableError` if it is outside of the table at
-    `root`.
+    """The path of the file that the log calls `uri`. Raises `FileOutsideTableError` if the file is outside of
+    the table at `root`.
     """
     name = name_in_table(root, uri)
     real = root.resolve() / name
@@ -136,7 +136,7 @@ def _encode_container(low: npt.NDArray[np.uint16]) -> bytes:
 
 
 def decode_positions(data: bytes) -> Positions:
-    """Parse row numbers, ascending. `ValueError` unless `data` is exactly one valid set."""
+    """Parse row numbers, ascending. Raises `ValueError` unless `data` is exactly one valid set."""
     source = _Source(data)
     if source.number("<I") != _MAGIC:
         raise ValueError("not a bitmap in the portable format")

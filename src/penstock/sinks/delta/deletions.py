@@ -103,7 +103,7 @@ def mark_files(
 
 
 def run_mark(task: MarkTask) -> tuple[MarkedFile, ...]:
-    """Runs on an executor, or in the driver if it has all positions."""
+    """Write the vectors. Runs on an executor, or in the driver if the driver has all positions."""
     root, marked = Path(task.root), []
     before = {file.path: file.vector for file in task.files}
 

@@ -3,8 +3,8 @@ they wrote.
 
 Each task reads its part of the changes, reduces them, finds the rows to delete in the files of the table, and
 writes the rows to add to a new file. Positions of deleted rows become deletion vectors. The driver commits
-vectors, new files and the position in one commit. Until that commit nothing of it is part of the table: files
-that a crash leaves behind are removed by VACUUM.
+vectors, new files and the position in one commit. Before that commit the written files are not part of the
+table. VACUUM removes files that a crash leaves behind.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class DeltaCommit:
         )
 
     def repair(self, changed: ChangedRows, place: SnapshotPlace, executors: Executors) -> bool:
-        """Replace the rows of `changed`. Returns what `apply` returns."""
+        """Replace the rows of `changed`. Returns False in the same case as `apply`."""
         self.check(deletes=True)
         task = RepairTask(self.layout, changed, self.table(scanned=True), place)
         return self.commit(executors.run(write_repair, [task]), executors, adds_only=False)
@@ -212,10 +212,11 @@ class DeltaCommit:
         adds_only: bool,
         rewritten: Mapping[str, SnapshotFile] | None = None,
     ) -> bool:
-        """Commit the results of the tasks as the next version. False: another writer has made that version.
+        """Commit the results of the tasks as the next version. Returns False if another writer has already
+        committed that version.
 
-        Then, and on an error before the commit, all written files are removed. `rewritten` has for every file
-        of the table its replacement, without the deleted rows.
+        In that case, and after an error before the commit, all written files are removed. `rewritten` has for
+        every file of the table its replacement, without the deleted rows.
         """
         deletions = [part.deletions for part in parts]
         try:

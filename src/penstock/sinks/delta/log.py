@@ -1,12 +1,11 @@
 """A Delta table as a target: its applied position, owner and columns, adoption of snapshot files, and
 leftover files.
 
-The log keeps the last version of a transaction id even if RESTORE brings back older rows. The position that a
-table holds is therefore the one in our last commit, or, if the table was restored since then, the one held at
-the version it was restored to. Before the beginning of the log, a checkpoint gives the position.
+The log keeps the last version of a transaction id even if RESTORE brings back older rows. So the applied
+position is read from our last commit. If the table was restored after that commit, the position is that of
+the restored version.
 
-After a resync people can still read older versions of a table: files that a commit names stay until VACUUM
-removes them.
+If the commit is no longer in the log, the position comes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ def has_moved(path: Path, application: str, version: int) -> bool:
 def held_position(path: Path, application: str, version: int) -> Position | None:
     """The position that the table holds at `version`, according to its commits.
 
-    None if the commits do not reach back far enough. Then it was not restored since, and holds the last
-    recorded position.
+    None if the log does not reach back far enough. In that case the table was not restored since, and holds
+    the last recorded position.
     """
     was_restored = False
     while version >= 0:
@@ -230,7 +229,7 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
 
 
 def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
-    """None also if it names columns the table does not have: it was written for a copy that did not
+    """Also None if the text names columns that the table lacks: it was written for a copy that did not
     finish.
     """
     origin = Origin.parse(text) if text else None
@@ -249,9 +248,9 @@ def load_applied(path: Path, application: str) -> Position | None:
 def load_with_position(
     states: DeltaStates, path: Path, application: str
 ) -> tuple[DeltaState | None, Position | None]:
-    """The table as it is now, and its applied position.
+    """The current state of the table, and its applied position.
 
-    No state: there is no table, or our own reader does not support its log.
+    The state is None if there is no table, or if our own reader does not support its log.
     """
     try:
         state = states.load(path)
@@ -390,8 +389,7 @@ _NAMED = re.compile(rb'["/](snapshot-[0-9A-Za-z-]+\.parquet)"')
 def unfinished_files(path: Path) -> set[Path]:
     """Files of unfinished snapshots, which were never part of the table at `path`.
 
-    A file of any version is either in the table now or named in a commit. If that commit is no longer in the
-    log, neither is the version.
+    A file that was part of any readable version is either in the table now or named in a commit of the log.
     """
     found = set(storage.list_paths(path, _FILES)) - active_files(path)
     return found - {path / name for name in _named_files(path)} if found else set()

@@ -9,9 +9,9 @@ the oldest kept version becomes the start of the log. Files that commits before 
 kept version, and are deleted by name, without listing the directory. VACUUM removes files that no commit
 names, and files that a RESTORE duplicated. After a crash the log only starts earlier.
 
-The age of a version is the age of its successor: the version of a point in time is the newest one not younger
-than it. In the same way a checkpoint may be in use until the next one has existed for a while, whatever the
-age of its version.
+A version is current until its successor is committed, so its age for the retention is the age of the
+successor. In the same way, readers may use a checkpoint until the next one has existed for a while, whatever
+the age of its version.
 
 Retention properties are intervals as Spark writes them: `interval 30 days`, `interval 1 week 12 hours`.
 Unreadable ones mean forever.
@@ -101,7 +101,8 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _FEW_COMMITS = 1000
 _READ_SECONDS = 600.0
-"""Maximum time between listing the log and reading the checkpoint found in it."""
+"""The longest time that a reader may need between listing the log and reading the checkpoint that it found.
+"""
 
 
 class LogTrimmer:
@@ -163,8 +164,8 @@ class LogTrimmer:
         self._first = begins
 
     def oldest_kept_ms(self, state: DeltaState, settings: MaintenanceSettings) -> int:
-        """The time since which removed files are still needed by kept versions or, if nothing is removed, by
-        Delta.
+        """A time in milliseconds: files that were removed after it are still needed, by kept versions or, if
+        no version is removed, by Delta.
         """
         if settings.keep_seconds is None:
             return int(
@@ -196,7 +197,9 @@ class LogTrimmer:
         return self._times_ms[: version + 1 - self._first]
 
     def _written(self, checkpoint: int) -> float:
-        """For a checkpoint that no longer exists: never."""
+        """The time at which the checkpoint was written. A checkpoint that no longer exists counts as never
+        written.
+        """
         mark = storage.file_version(checkpoint_file(self._path, checkpoint))
         return math.inf if mark is None else mark.modified_ns / 1e9
 
@@ -334,7 +337,7 @@ class DeltaMaintenance:
             else []
         )
         if files:
-            with rest.after(), suppress(Unsupported):  # OPTIMIZE is responsible for such a table
+            with rest.after(), suppress(Unsupported):  # the user runs OPTIMIZE on such a table
                 compact(table, state, files, self._executors)
 
     def _checkpoint(self, path: Path, application: str, state: DeltaState) -> None:

@@ -326,8 +326,8 @@ class DeltaSink(DeltaTargets, Sink):
         return self._commit_locks.setdefault(table, threading.Lock())
 
     def _check_empty(self, table: TableName) -> None:
-        """Raise if the table has a position. Adding a snapshot to a complete copy would duplicate every
-        row.
+        """Raise if the table has a position. Adding a snapshot to a complete copy would duplicate
+        every row.
         """
         if load_applied(self.path(table), self._application(table)) is not None:
             raise TableRewrittenError(
@@ -451,8 +451,8 @@ class DeltaSink(DeltaTargets, Sink):
         if layout.mode.adds_columns or not layout.key or not is_plain:
             raise SinkRefusedError(
                 f"{self.path(table)} cannot be written to: {reason}",
-                hint=f"remove that from the table, or remove {self.path(table)} and restart the pipeline "
-                "to copy it again",
+                hint=f"remove the cause from the table, or remove {self.path(table)} and restart the "
+                "pipeline to copy it again",
             )
         warning = SlowTableError(
             f"{self.path(table)} is written by MERGE, about {_MERGE_COST} times slower than by our own "

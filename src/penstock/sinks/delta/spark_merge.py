@@ -10,7 +10,7 @@ epoch's changes in Spark SQL, the only one besides `fold`.
   ones;
 - `_exact`: their exact texts;
 - `_op`: `delete` or `upsert`;
-- `_there`: whether the target has the row before the epoch, under the key in the next columns;
+- `_there`: whether the target had the row before the epoch, under the key in the next columns;
 - `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see
   `may_be_text`);
 - `_commit_version` and `_ordinal` of the last change;
@@ -119,7 +119,9 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
             )
             raise ValuesRefusedError(f"{doing} {path}: a row is rejected: {what}", hint=hint) from None
         if state.startswith(_TABLE):
-            hint = f"remove that from the table, or remove {path} and restart the pipeline to copy it again"
+            hint = (
+                f"remove the cause from the table, or remove {path} and restart the pipeline to copy it again"
+            )
             raise SinkRefusedError(f"{doing} {path}: {what}", hint=hint) from error
         raise penstock_error(error, SinkError, f"{doing} {path}") from error
 
@@ -164,8 +166,8 @@ VIEW = "penstock_changes"
 def check_not_moved(changes: DataFrame, path: Path, application: str, version: int) -> DataFrame:
     """`changes`, with an error for the reader if this pipeline has committed to the table since `version`.
 
-    Delta reads them after its transaction began, and detects later commits itself. It would treat earlier
-    commits as existing rows, and duplicate them.
+    Delta reads the changes after its transaction began, and detects later commits itself. But it would treat
+    rows of earlier commits as existing rows, and duplicate them.
     """
 
     checked: list[bool] = []
@@ -266,7 +268,7 @@ def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[st
 
 
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
-    """A key is null only if the type cannot hold it. Then the exact text must be equal."""
+    """A key is null only if the type cannot hold it. In that case the exact texts must be equal."""
     if not key:
         raise SinkRefusedError(
             "cannot MERGE into a table without a key", hint="give the table a primary key, and resync it"
@@ -290,8 +292,8 @@ def _updated(name: str, value: str) -> str:
 
 
 def _inserted(name: str, value: str) -> str:
-    """Raise for a value that only the target could have, if the target has no such row. It must not become
-    NULL.
+    """Raise an error for a value that only the target can have, if the target lacks the row: the value must
+    not become NULL.
     """
     return f"CASE WHEN {_is_kept(name)} THEN raise_error({_MISSING}) ELSE {value} END"
 
@@ -370,8 +372,8 @@ def find_rejected(
 
 
 def may_be_text(arrow_type: pa.DataType) -> bool:
-    """Whether a value may exceed its column's type, so that the column is null and `_exact` has the text.
-    Keys then consist of both.
+    """Whether a value may exceed its column's type, so that the column is null and `_exact` has the text. A
+    key of such a type consists of the column and the text.
     """
     return bool(
         pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type) or pa.types.is_nested(arrow_type)
@@ -518,10 +520,10 @@ def _carried(index: int, name: str, by_chain: WindowSpec) -> Column:
 
 
 def _join_chains(chained: DataFrame) -> DataFrame:
-    """Let changes after a key change with unchanged values continue the chain before it.
+    """Join the chains before and after each key change with unchanged values.
 
-    Each such key change is an edge from one chain to the previous one, of four numbers. The driver follows
-    the edges, and one join then gives the changes the start of their chain.
+    Each such key change is an edge from one chain to the previous one, stored as four numbers. The driver
+    follows the edges; one join then assigns to each change the start of its chain.
     """
     moved = chained.where((F.col(CHANGE_TYPE) == ChangeType.INSERT) & F.col(UNCHANGED).isNotNull())
     ended = chained.where(F.col(CHANGE_TYPE) == ChangeType.DELETE)
@@ -551,7 +553,7 @@ def _join_chains(chained: DataFrame) -> DataFrame:
 
 
 def _roots(edges: pa.Table) -> list[pa.Array]:
-    """For each edge its child, and the chain at the end of its path of edges; each in two columns."""
+    """For each edge, its chain and the first chain that its path of edges leads to, each in two columns."""
     version, ordinal, parent_version, parent_ordinal = (np.asarray(column) for column in edges.columns)
     count = len(version)
     lives = np.empty(2 * count, [("v", np.int64), ("o", np.int64)])
@@ -579,7 +581,7 @@ def _op() -> Column:
 def replacements(
     session: SparkSession, columns: pa.Schema, key: Sequence[str], changed: ChangedRows
 ) -> DataFrame:
-    """The rows to insert, and with `_there` the keys to delete."""
+    """The rows to insert, and the keys to delete, which have `_there`."""
     struct = from_arrow_schema(row_schema(columns), prefer_timestamp_ntz=True)
     matches = [name for at in range(len(key)) for name in (match_column(at), match_text_column(at))]
     keys = session.read.parquet(changed.keys).select(*matches, F.lit(True).alias(THERE))

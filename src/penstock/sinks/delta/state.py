@@ -111,9 +111,11 @@ class DeltaState:
     """By path, as the log writes it."""
     transactions: Mapping[str, int]
     restored: frozenset[str] = frozenset()
-    """The `transactions` last written before the table was restored, whose rows it may not have any more."""
+    """The `transactions` last written before the table was restored. The table may no longer have the rows of
+    these transactions.
+    """
     mark: storage.FileVersion | None = field(default=None, compare=False)
-    """Identifies the file of the last commit, to notice that the table was replaced by another one."""
+    """Identifies the file of the last commit, to detect that another table replaced this one."""
 
 
 class _Replay:
@@ -226,7 +228,9 @@ def load_version(path: Path, version: int) -> DeltaState | None:
 
 
 def unreadable_log(path: Path, error: Exception) -> SinkError:
-    """`TargetFileLostError` if the log could be read and is damaged, which is permanent."""
+    """The error for a log that cannot be read. It is a `TargetFileLostError` if the log could be read but is
+    damaged, which is permanent.
+    """
     what = f"the log of the Delta table at {path} cannot be read: {describe(error)}"
     return SinkError(what) if isinstance(error, OSError) else TargetFileLostError(what)
 
@@ -247,8 +251,8 @@ def _apply_commits(
 ) -> DeltaState:
     """The state after all existing commits, or up to a version.
 
-    The version of a file is taken before it is read, so a file replaced in between is noticed by the next
-    load.
+    The file's version is determined before the file is read, so the next load detects a file that was
+    replaced in between.
     """
     version, newest = state.version, state.mark
     replay: _Replay | None = None
@@ -316,7 +320,9 @@ def load_checkpointed(path: Path, version: int) -> DeltaState:
 
 
 def checkpoint_parts(names: Iterable[str], upto: int | None = None) -> tuple[int, list[str]]:
-    """Version and files of the newest complete checkpoint, up to a version; -1 if there is none."""
+    """Version and files of the newest complete checkpoint at or before `upto`; version -1 if there
+    is none.
+    """
     found: dict[tuple[int, int], list[str]] = {}
     for name in names:
         if match := _CHECKPOINT.fullmatch(name):

@@ -116,8 +116,8 @@ class DeltaSwap:
         rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path))
 
     def _restore_position(self, session: SparkSession, position: Position) -> None:
-        """Restore the copy id before the position: a table with the shadow's copy id at the position counts
-        as replaced.
+        """Set the table's copy id back before the position is committed: a table with the shadow's copy id at
+        this position counts as replaced.
         """
         now = load_applied(self.path, self.application)
         if now != position:
@@ -158,8 +158,8 @@ def link_files(path: Path, place: Path) -> None:
 def remove_links(path: Path, place: Path) -> None:
     """Remove links to files of the shadow at `place` that no version of the table at `path` refers to.
 
-    Deletion vector files are removed only if no data file is used, so that the swap cannot have happened: the
-    log encodes their names.
+    The log encodes the names of deletion vector files, so a use of one cannot be found by its name. They are
+    removed only if no data file is in use, which shows that the swap did not happen.
     """
     linked = [
         path / name for name in storage.list_files(place) if storage.is_link_of(path / name, place / name)

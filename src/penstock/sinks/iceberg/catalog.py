@@ -3,9 +3,9 @@ transaction.
 
 A commit is made against exactly the metadata that was loaded, and fails if anything changed since (in a REST
 catalog: if rows changed, see decision 23). Iceberg's own `commit()` would apply the change to the current
-table instead. That is right for rows, but which rows an epoch adds depends on the position that was read. So
-Iceberg's transaction only computes the new metadata, with columns, rows and properties, which then replaces
-the loaded metadata atomically.
+table instead. That suits plain appends, but the rows that an epoch adds depend on the position that was read.
+So Iceberg's transaction only computes the new metadata, with columns, rows and properties, which then
+replaces the loaded metadata atomically.
 
 Columns have ids that never change, so renaming and widening change only metadata. An added column is null in
 existing files, or has the default in the table's metadata, if its format supports that. If neither is the
@@ -223,7 +223,7 @@ class IcebergCatalog:
             self._java.dropTable(self._name(identifier), True)
 
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
-        """`ValueError` for types that Penstock's tables do not have."""
+        """Raises `ValueError` for types that Penstock's tables do not have."""
         return own_names(parse_columns(json.loads(self._iceberg.SchemaParser.toJson(java_schema))), mode)
 
     def comments(self, loaded: LoadedTable) -> dict[str, str]:
@@ -242,15 +242,15 @@ class IcebergCatalog:
         return self._iceberg.expressions.Expressions.lit(value)
 
     def begin(self, loaded: LoadedTable) -> Any:
-        """A transaction on exactly the loaded table; `TableMovedError` if it has changed."""
+        """A transaction on exactly the loaded table. Raises `TableMovedError` if it has changed."""
         transaction = loaded.java.newTransaction()
         if not transaction.startMetadata().equals(loaded.base):
             raise TableMovedError
         return transaction
 
     def commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
-        """Commit rows and position together; `TableMovedError` if the table has changed. `Position.ZERO`
-        means none.
+        """Commit rows and position together. Raises `TableMovedError` if the table has changed.
+        `Position.ZERO` means none.
         """
         with translated_errors(f"committing to {loaded.location}"):
             transaction = loaded.transaction or self.begin(loaded)
@@ -291,7 +291,7 @@ class IcebergCatalog:
         )
 
     def set_columns(self, loaded: LoadedTable, schema: Any, last_column: int) -> None:
-        """Give a table without rows other columns, with the ids that they have in `schema`."""
+        """Replace the columns of a table without rows by those of `schema`, with their ids."""
         with translated_errors(f"committing to {loaded.location}"):
             made = (
                 self._iceberg.TableMetadata.buildFrom(loaded.base)
@@ -340,8 +340,9 @@ class IcebergCatalog:
     def _put(self, loaded: LoadedTable, metadata: Any, snapshot: int) -> None:
         """Replace the loaded metadata by `metadata`, whose last snapshot is `snapshot`.
 
-        A REST catalog may commit and then answer that it timed out. Iceberg's client retries and learns that
-        the table has changed. It has: it contains our snapshot, so the files must not be discarded.
+        A REST catalog may commit and then report a timeout. Iceberg's client retries, and gets the error that
+        the table has changed. In that case the table contains our snapshot, so the files must not be
+        discarded.
         """
         operations = loaded.java.operations()
         try:
@@ -510,7 +511,7 @@ class FormerColumns:
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """The default values of added columns, where not NULL."""
     is_rewritten: bool = False
-    """Whether existing files have to be rewritten to show that."""
+    """Whether existing files have to be rewritten to show the new columns."""
 
 
 def former_columns(evolution: Evolution, format_version: int) -> FormerColumns:
@@ -534,7 +535,9 @@ def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
 def evolve_table(
     catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode
 ) -> LoadedTable:
-    """The table with changed columns, uncommitted. `SinkError` or `ValueError` if it cannot have them."""
+    """The table with changed columns, uncommitted. Raises `SinkError` or `ValueError` if the table cannot
+    have these columns.
+    """
     with translated_errors(f"altering {loaded.location}"):
         transaction = catalog.begin(loaded)
         former = {new: old for old, new in evolution.renamed.items()}

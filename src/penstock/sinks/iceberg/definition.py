@@ -93,7 +93,7 @@ def _plain(value: object) -> str | int | bool | None:
 
 
 def check_unchanged(target: Target, found: Target, place: str) -> None:
-    """Raise if another run has followed a schema change that this run does not know."""
+    """Raise an error if another run has applied a schema change that this run does not know."""
     if (target.schema, target.key, target.source_oid, target.mode) != (
         found.schema,
         found.key,

@@ -3,7 +3,7 @@ need, collect their files.
 
 A task that needs rows of the target returns a request and runs again with these rows. Unlike Delta, where a
 task reads the files by itself (`delta/epoch.py`), Iceberg's scan has to be planned in the driver with the
-requested keys, and Spark reads files that we cannot.
+requested keys, and files that our reader does not support are read by Spark.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ An equality delete names rows by columns of their identity, and Iceberg deletes 
 values. That is exact if these columns identify rows. It is not exact for floats and nested values in a key,
 which a delete cannot name; for a key value beyond its column's type, where the column is null and only
 `_exact` differs; and for a table without key. A delete then matches too many rows, and those that should stay
-are added again by the same commit, so no reader sees the difference. This, and values that only the target
-has, need rows of the target: a task without them returns a request for them, and runs again.
+are added again by the same commit, so no reader sees the difference. Inexact deletes, and values that only
+the target has, need rows of the target. A task that lacks such rows returns a request for them, and runs
+again.
 """
 
 from __future__ import annotations

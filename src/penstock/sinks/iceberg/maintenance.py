@@ -2,21 +2,22 @@
 
 Every epoch leaves a small data file, and a snapshot, which every commit lists. An epoch with updates also
 leaves an equality delete file, which every reader applies. After a number of delete files, data files are
-rewritten without deleted rows, except those that cannot contain such rows by their bounds. Deletes that match
-no file are removed then. After a number of small files, they are merged. Old and surplus snapshots are
-expired. Files of failed epochs are searched for once a day. A rewrite stores no position, because the table
-may have moved on when it commits.
+rewritten without deleted rows, except those that cannot contain such rows by their bounds. After that,
+deletes that match no file are removed. After a number of small files, they are merged. Old and surplus
+snapshots are expired. Files of failed epochs are searched for once a day. A rewrite stores no position,
+because the table may have moved on when it commits.
 
 Most rewritten files are small files of epochs, which an executor merges with pyarrow in a tenth of Spark's
-time. They are merged by size: a file is rewritten only when the smaller ones together are as large.
+time. They are merged by size: a file is rewritten only when all smaller files together are as large as it is.
 
 Iceberg's own rewrite action plans, writes and commits in one call, and under steady load repeatedly loses the
 commit to epochs. So its parts are called separately: plan, read and write, and a commit of our own while no
-epoch commits. New files get the age of the table when they were read, so that later deletes apply to them.
+epoch commits. New files get the sequence number that the table had when their rows were read, so that later
+deletes apply to them.
 
 An attempt writes its files after loading the table, and its commit needs the snapshot that it loaded. So
-uncommitted files that are older than the current snapshot will never be committed. A rewrite may commit
-later, but the same thread makes rewrites and removes leftovers.
+uncommitted files of epochs that are older than the current snapshot will never be committed. Only a rewrite
+may commit such files, and the thread that runs rewrites is also the one that removes leftovers.
 """
 
 from __future__ import annotations
@@ -253,8 +254,8 @@ table is.
 """
 EXPIRE_EVERY = 100
 KEPT_SNAPSHOTS = 5
-"""The number of snapshots to keep regardless of age. They keep the position known when others commit after
-us.
+"""The number of snapshots to keep regardless of age. They keep the position readable when other writers
+commit after us.
 """
 _CLEANUP_SECONDS = 86_400.0
 """Interval of the search for leftover files, which lists everything the table refers to."""

@@ -1,7 +1,7 @@
 """Columns of an Iceberg table as Arrow fields with field ids, and column names that Iceberg reserves.
 
-Iceberg reserves the name of a column that the mode `soft_delete` adds. That column has another name in the
-table; all other code uses the name of the layout.
+Iceberg reserves `_deleted`, a column that the mode `soft_delete` adds. In the table that column has another
+name; all other code uses the name in the layout.
 
 Files of the table have the field ids in their schema, nested fields included. Types that Iceberg lacks are
 stored as the next larger type: smallint as int.
@@ -77,8 +77,8 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def parse_columns(document: Mapping[str, Any]) -> pa.Schema:
-    """The Arrow schema of files, from Iceberg's JSON. `ValueError` for types that Penstock's tables do not
-    have.
+    """The Arrow schema of files, from Iceberg's JSON. Raises `ValueError` for types that Penstock's tables do
+    not have.
     """
     return pa.schema([_field(each["name"], each["type"], each["id"]) for each in document["fields"]])
 
@@ -108,7 +108,9 @@ def stored_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None) -> str | dict[str, Any]:
-    """A type in Iceberg's JSON. Its nested ids are placeholders. `ValueError` if Iceberg has no such type."""
+    """A type in Iceberg's JSON. Its nested ids are placeholders. Raises `ValueError` if Iceberg has no such
+    type.
+    """
     numbers = numbers or count(2)
     for name, each in _PRIMITIVES.items():
         if each == arrow_type:

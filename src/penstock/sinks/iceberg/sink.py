@@ -1,11 +1,11 @@
 """`IcebergSink`: targets as tables in an Iceberg catalog of Spark.
 
-Each commit has the data and the position, which is in the summary of the snapshot. It is made only against
-the very table whose position was read (`iceberg/catalog.py`); repeated and older epochs are noticed before
-that. A snapshot of the source is one commit of files that executors wrote. An epoch is one commit of a data
-file and an equality delete file, so its cost depends on the changes and not on the table. An epoch of inserts
-is an append; one that empties the table is an overwrite. Each delete makes reading slower, until the table is
-rewritten (`iceberg/maintenance.py`).
+Each commit has the data and the position, which is in the summary of the snapshot. It succeeds only if the
+table has not changed since its position was read (`iceberg/catalog.py`). Repeated and older epochs are
+detected before the commit. A snapshot of the source is one commit of files that executors wrote. An epoch is
+one commit of a data file and an equality delete file, so its cost depends on the changes and not on the
+table. An epoch of inserts is an append; one that empties the table is an overwrite. Each delete makes reading
+slower, until the table is rewritten (`iceberg/maintenance.py`).
 """
 
 from __future__ import annotations

@@ -83,11 +83,11 @@ def remove_links(shadow: LoadedTable, table: LoadedTable) -> None:
 def plan_swap(
     jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable
 ) -> SwapContent | None:
-    """The content of the table after the swap. None: metadata does not suffice, and Spark has to rewrite the
-    rows.
+    """The content of the table after the swap. None: a metadata commit is not possible, and Spark has to
+    rewrite the rows.
 
-    That is also the case if the swap already happened and the answer was lost. One commit would remove and
-    add the same files, and Iceberg deletes the files that a commit removed when its snapshot expires, even if
+    One such case is a swap that already happened, but whose reply was lost. A second commit would remove and
+    add the same files. When its snapshot expires, Iceberg deletes the files that the commit removed, even if
     other snapshots refer to them.
     """
     if shadow.properties.get(COPY) == table.properties.get(COPY):

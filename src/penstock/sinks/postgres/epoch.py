@@ -3,7 +3,7 @@ the target rejects.
 
 Everything uses one connection. Only the keys of rows to delete are staged; these rows are deleted, then new
 rows are copied into the table. The position is locked at the start and written at the end, so a late attempt
-notices that it has moved, and does nothing. A schema change is applied first, in the same transaction.
+sees that the position has moved, and does nothing. A schema change is applied first, in the same transaction.
 
 To find rejected rows, the epoch is tried in a transaction that is rolled back, because the server names a
 violated constraint but never all rows that violate it. Rows are tried in halves until each rejected row is
@@ -11,7 +11,7 @@ isolated. A rejected row is reported as the last change of its key.
 
 Deferred constraints are checked at the end of the transaction, and rows may depend on each other until then.
 In that case each row is tried separately, together with the row it replaces, on the otherwise unchanged
-table. That is the result if the other rows become dead letters.
+table. The result is correct if the other rows become dead letters.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def read_runs(task: EpochTask) -> Iterator[pa.Table]:
 def write_outcome(
     connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True
 ) -> None:
-    """Apply one part. If the epoch empties the table, every part reports it, and the first one does it."""
+    """Apply one part. If the epoch empties the table, every part's outcome says so, and the first part
+    empties it.
+    """
     if outcome.emptied and is_first:
         empty_table(connection, place)
     if not outcome.emptied and outcome.deleted.num_rows:

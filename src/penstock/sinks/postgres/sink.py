@@ -6,7 +6,7 @@ a staging table, which replaces the table in the transaction that also records t
 (`postgres/snapshot.py`).
 
 Values keep the source's text (`TypePolicy.form`), so every value fits its column, and there is no `_exact`.
-The position is read before each epoch; it also tells whether a commit with a lost answer succeeded.
+The position is read before each epoch; it also shows whether a commit succeeded whose reply was lost.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class PostgresSink(PostgresTargets, Sink):
     def _finish_task(
         self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None
     ) -> FinishTask:
-        """An attempt of this sink with a lost answer may have succeeded. A repeated attempt has the same
-        task.
+        """The task that finishes a snapshot. An earlier attempt may have succeeded although its reply was
+        lost, so a repeated attempt gets the same task.
         """
         name, place = schema.name, self.place(schema.name)
         record = self.find_record(name)
@@ -500,8 +500,8 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
 def _parts(
     layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool
 ) -> tuple[Part | None, ...]:
-    """The parts in which an epoch is reduced. Added rows need none; keys with several texts cannot be
-    divided.
+    """The parts in which an epoch is reduced. Epochs that only add rows are not divided. Neither are epochs
+    with keys that have several texts.
     """
     if layout.mode.adds_only(counts):
         return ()

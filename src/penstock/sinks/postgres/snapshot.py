@@ -83,7 +83,7 @@ class FinishTask:
 
 
 def finish(task: FinishTask) -> None:
-    """Swap the staging table in. If several attempts run, one of them does it."""
+    """Swap the staging table in. If several attempts run, one of them swaps it."""
     with target_transaction(task.address, f"finishing the snapshot of {task.place}") as connection:
         ensure_prepared(connection)
         if _is_done(connection, task):
@@ -99,8 +99,8 @@ def finish(task: FinishTask) -> None:
 
 
 def _is_done(connection: Connection, task: FinishTask) -> bool:
-    """Whether an attempt has done it. If not, check that the table still expects this staging table, and that
-    it has exactly the chunks.
+    """Whether another attempt has swapped the staging table in. If not, check that the target still expects
+    this staging table, and that the staging table has exactly these chunks.
     """
     position = lock_position(connection, task.place, task.pipeline)
     record, _ = load_record(connection, task.place)

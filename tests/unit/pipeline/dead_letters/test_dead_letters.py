@@ -74,7 +74,7 @@ def amounts(made: MemoryPipeline) -> dict[int, object]:
 def test_C08_a_dead_letter_has_the_reason_the_position_and_the_exact_values(made: MemoryPipeline) -> None:
     made.source.insert(row(4, BEYOND, 'a "b" é'))
     epoch(made)
-    found = pq.read_table(made.box.store.directory)  # as anybody would read it, by the directory
+    found = pq.read_table(made.box.store.directory)  # the directory, as any reader would read it
     assert found.schema.equals(DEAD_LETTER_SCHEMA)
     (letter,) = found.to_pylist()
     assert (letter["table"], letter["status"], letter["code"], letter["change_type"]) == (

@@ -275,7 +275,7 @@ def test_S07_a_recreated_table_is_resynced_though_it_is_retrying(pair: Pair) -> 
 
 
 def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_columns(pair: Pair) -> None:
-    """Dropped and made again, written to, and then altered once more: nothing in these changes shows it."""
+    """Dropped and recreated, written to, and then altered again: the changes do not show it."""
     pair.start()
     pair.now = numbered(WIDE, 1, 3, 4)
     pair.applier.observe_catalog(CatalogSnapshot({ITEMS.name: pair.now}))
@@ -437,7 +437,7 @@ def test_S07_rows_that_only_the_target_has_are_not_given_up_because_its_table_wa
 def test_S02_columns_dropped_and_added_unseen_are_followed_only_if_nothing_can_have_been_applied_in_between(
     idle: Pair,
 ) -> None:
-    """A column that is dropped and made again shows in no change."""
+    """The changes do not show that a column was dropped and recreated."""
     idle.start()
     idle.now = numbered(replace(ITEMS, columns=(ITEMS.columns[0], Column("other", pa.string(), 25))), 1, 3)
     idle.applier.observe_catalog(CatalogSnapshot({ITEMS.name: numbered(ITEMS, 1, 2)}, at(150)))

@@ -88,7 +88,9 @@ def test_tables_that_only_one_side_knows_are_not_equal(tmp_path: Path) -> None:
 
 
 def test_a_table_whose_target_was_never_at_the_snapshot_is_met_again(tmp_path: Path) -> None:
-    """One that was copied at a later fence is marked as streaming by an epoch that ends before it."""
+    """A table that was copied at a later fence is marked as streaming by an epoch that ends before
+    the fence.
+    """
     side, table = _side(tmp_path), CatalogTable(1, TABLE)
     at_fence = _meeting(TableStatus(TableState.STREAMING, FENCE, FENCE))
     gone = judge(side, TABLE, table, at_fence)
@@ -106,12 +108,11 @@ def test_a_table_whose_target_was_never_at_the_snapshot_is_met_again(tmp_path: P
             table,
             _meeting(TableStatus(TableState.STREAMING, Position.of(101), Position.of(101))),
         )
-    with pytest.raises(ConnectionLostError):  # it goes on to compare
+    with pytest.raises(ConnectionLostError):  # it continues and compares
         judge(side, TABLE, table, at_fence)
     record_position(Path(side.targets.describe(TABLE)), application_id("p", TABLE), Position.of(200))
-    with pytest.raises(
-        ConnectionLostError
-    ):  # the pipeline has gone on since, and the version before that is still there
+    # the pipeline has continued, and the earlier version still exists
+    with pytest.raises(ConnectionLostError):
         judge(side, TABLE, table, at_fence)
 
 
@@ -124,7 +125,7 @@ def test_whether_a_pipeline_runs_is_known_without_a_jvm(tmp_path: Path) -> None:
         assert is_locked_by_jvm(path)
     assert not is_locked_by_jvm(path)
     with path.open("r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # asking has left nothing behind
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the check left nothing behind
 
 
 def _verify(

@@ -31,7 +31,7 @@ ROW = insert(TABLE, [b"1", b"2", b"3"])
 
 
 class Catalog:
-    """The catalog of now, as a test sets it."""
+    """The current catalog, set by the test."""
 
     def __init__(self, columns: tuple[str, ...] = (), asked_at: int = 0) -> None:
         self.now: CatalogKey | None = CatalogKey(columns, asked_at)
@@ -135,7 +135,7 @@ def test_S09_a_new_key_holds_from_the_first_transaction_that_commits_after_the_c
     together: bool,
 ) -> None:
     decoder = PgOutputDecoder({TABLE: ("a",)}, load_key=Catalog(("b",), 200).load)
-    # The xids go down: they say nothing about the order of commits.
+    # The xids decrease: they do not show the order of commits.
     messages = [
         [begin(40 - at), *([relation(FULL)] if at == 0 else []), ROW, commit(end)]
         for at, end in enumerate((100, 200, 210, 220))

@@ -229,7 +229,7 @@ def test_tombstones_in_checkpoints_of_others_may_be_an_hour_too_old(lake: Lake) 
     follow(lake)
     state = state_of(lake.path)
     write_checkpoint(lake.path, state, int(theirs.stat().st_mtime * 1000) + 1000)
-    assert name not in {path for path, _ in gone(lake.path, state.version)}, "all of theirs are older"
+    assert name not in {path for path, _ in gone(lake.path, state.version)}, "all others are older"
 
 
 def test_a_checkpoint_that_delta_has_just_written_stays_with_its_checksum(

@@ -79,7 +79,7 @@ def test_K01_a_crash_leaves_files_that_are_no_part_of_the_table_and_the_repeated
         with pytest.raises(DyingExecutors):
             lake.epoch(slices).apply(InlineExecutors())
     if moment == "after the commit":
-        # It is seen by the table's own word, so the epoch is not applied again.
+        # The table's own state shows it, so the epoch is not applied again.
         assert state_of(lake.path).transactions[APPLICATION] == lake.source.position
         assert lake.is_right
         return
@@ -258,7 +258,7 @@ def test_large_epochs_are_shared_out_and_parts_follow_key_changes_that_leave_val
 
 
 class Reading(InlineExecutors):
-    """Notes how many changes each task of an epoch holds."""
+    """Records the number of changes in each task of an epoch."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -426,7 +426,7 @@ def test_bounds_of_files_are_parsed_once_and_freed_with_the_files(
     assert [file.bounds for table in tables for file in table.files] == [((1, 5),), ((6, 9),)] * 3
     assert len(parsed) == 2
     tracemalloc.start()
-    for number in range(3000):  # as many files as come and go in 3,000 epochs of a table that is compacted
+    for number in range(3000):  # the number of files created and removed in 3,000 epochs of a compacted table
         stats = json.dumps({"numRecords": number, "minValues": {"id": number}})
         written = DataFile({"path": f"{number}.parquet", "size": 1, "stats": stats})
         later = replace(state, files={written.path: written})

@@ -58,7 +58,7 @@ NESTED = pa.schema(
 
 
 def test_types_with_structure_come_back_as_they_were_written(tmp_path: Path) -> None:
-    """A table whose types seem to differ from the source's would be called changed."""
+    """A table whose types seem to differ from the source's would be reported as changed."""
     write_deltalake(tmp_path, NESTED.empty_table())
     _set_properties(tmp_path, {OWNER: "p", KEY: json.dumps(["texts"]), SOURCE_OID: "1"})
     target = load_target(tmp_path, "p", TableName("s", "t"))

@@ -29,8 +29,8 @@ from penstock.sinks.delta.deletion_vectors import (
 HEAD = struct.pack("<I", 1681511377)
 
 EXAMPLE = "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"
-"""In the protocol's own text; though around the bitmap it has a form that is older than the one that the text
-describes.
+"""An example from the protocol's text. The format around the bitmap in that example is older than the one
+that the text describes.
 """
 
 

@@ -66,7 +66,7 @@ def by_hand(path: Path, *actions: dict[str, Any]) -> None:
 
 
 def agrees(path: Path) -> bool:
-    """With deltalake, about everything that both know."""
+    """Compare with deltalake everything that both support."""
     state, log = loaded(path), DeltaTable(path)
     files = {name: file.bytes for name, file in state.files.items()}
     actions = pa.table(log.get_add_actions(flatten=False)).to_pylist()
@@ -289,7 +289,7 @@ def test_features_that_we_do_not_know_to_be_safe_leave_the_table_to_delta(
 
 
 def test_a_column_that_takes_no_nulls_leaves_the_table_to_delta() -> None:
-    """It checks every row; we would write them."""
+    """Delta checks the constraint for every row; our own commits would not."""
     field = {"name": "x", "type": "long", "nullable": False, "metadata": {}}
     action = {
         "schemaString": json.dumps({"type": "struct", "fields": [field]}),

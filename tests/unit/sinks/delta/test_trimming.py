@@ -189,7 +189,7 @@ def test_K09_files_that_a_restore_brought_back_are_left_to_vacuum(lake: Lake, tm
         {"add": dict(file.action)} for file in before.files.values()
     ]
     assert commit(lake.path, now.version + 1, [commit_info("RESTORE", {}, adds_only=False), *actions])
-    # Gone again, from a version that is kept.
+    # Removed again by a version that is kept.
     back = state_of(lake.path)
     assert commit(
         lake.path,
@@ -424,7 +424,7 @@ def test_a_remove_that_names_a_file_outside_the_table_or_a_live_one_removes_noth
     lake: Lake, tmp_path: Path
 ) -> None:
     outside, history = tmp_path / "outside.parquet", History(lake, 1)
-    outside.write_bytes(b"somebody else's")
+    outside.write_bytes(b"another program's")
     (lake.path / "linked").symlink_to(tmp_path)
     live = next(iter(state_of(lake.path).files))
     up = os.path.relpath(outside, lake.path)

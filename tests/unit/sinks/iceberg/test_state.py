@@ -80,7 +80,7 @@ def saved(position: int, snapshot: int) -> dict[str, str]:
         ([mark(3), mark(2, 200), mark(1, 100)], {}, 200),
         ([mark(1, 100)], saved(200, 2), 100),  # rolled back: the current contents count, not earlier ones
         ([mark(5)], saved(300, 4), 300),  # compacted, and all before it expired
-        ([mark(3)], saved(300, 4), None),  # rolled back to one that says nothing
+        ([mark(3)], saved(300, 4), None),  # rolled back to a snapshot without a position
         ([SnapshotMark(5, 3, None)], saved(300, 4), None),  # and compacted after that
         ([mark(5)], {}, None),
         ([mark(1)], saved(300, 1), None),  # another writer's first snapshot
