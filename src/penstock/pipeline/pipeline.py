@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from penstock import storage
 from penstock.config.model import PipelineConfig
@@ -24,7 +23,7 @@ from penstock.config.policies import SchemaRule
 from penstock.errors import CaptureFailedError, ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.applier import EpochApplier
-from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, planned_end, spark_lost
+from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, spark_lost, start_query
 from penstock.pipeline.dead_letters.queue import DeadLetterQueue, open_dead_letter_queue
 from penstock.pipeline.epoch_log import EpochLog
 from penstock.pipeline.error_policy import attempts_without_any_target
@@ -66,7 +65,6 @@ from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
 from penstock.sinks.modes import Mode
-from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.session import jvm_lock
 from penstock.spool.manifest import SpoolLayout
 from penstock.spool.reader import SpoolReader
@@ -75,7 +73,6 @@ from penstock.transforms.transform import Transform
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 30.0
-_ONCE_QUIET_SECONDS = 0.2
 _SETTLED_SECONDS = 5.0
 """A run that lasts this long after an interruption counts as recovered."""
 
@@ -432,7 +429,7 @@ class Pipeline:
             resyncs: list[BackgroundSnapshots] = []
             stop = partial(_stop_all, snapshots, resyncs)
             ending.callback(stop)
-            query = self._start_query(applier, goal)
+            query = start_query(self._spark, self._config, applier.apply, once=goal is not None)
             ending.callback(self._capture.settle)
             ending.callback(query.stop)
             ending.callback(stop)  # before the query: a snapshot may wait for it
@@ -528,23 +525,6 @@ class Pipeline:
         if reason is not None and reason != self._trouble:
             self._observer.announced(reason)
         self._trouble = reason
-
-    def _start_query(self, applier: EpochApplier, goal: Position | None) -> StreamingQuery:
-        config = self._config
-        quiet = None if goal is None else _ONCE_QUIET_SECONDS
-        options = config.capture_settings(quiet_seconds=quiet).to_options()
-        checkpoint = config.checkpoint
-
-        def apply(_: DataFrame, batch: int) -> None:
-            applier.apply(planned_end(checkpoint, batch))
-
-        self._spark.dataSource.register(ControlSource)
-        stream = self._spark.readStream.format(CONTROL_FORMAT).options(**options)
-        stream = stream.option("maxRowsPerBatch", str(config.max_rows_per_epoch)).option("run", uuid4().hex)
-        stream = stream.option("barriers", str(config.barriers))
-        writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
-        trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
-        return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
 
 
 def _is_reached(goal: Position | None, parts: _EpochParts) -> bool:
