@@ -45,15 +45,9 @@ from penstock.pipeline.sources.resume_checks import load_memberships, over_holes
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
 from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
-from penstock.pipeline.table_selection import (
-    Tables,
-    await_tables,
-    check_selected,
-    inspect_pipeline,
-    pause_ordered,
-    select_tables,
-)
+from penstock.pipeline.table_selection import await_tables, check_selected, inspect_pipeline, select_tables
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, pause_ordered
 from penstock.pipeline.transform_sink import transforming
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, CatalogTable, inspect_shape

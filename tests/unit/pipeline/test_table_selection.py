@@ -25,15 +25,9 @@ from penstock.pipeline.error_policy import (
     attempts_without_any_target,
 )
 from penstock.pipeline.sources.resume_checks import fail_rejoined, load_memberships, save_memberships
-from penstock.pipeline.table_selection import (
-    Selection,
-    Tables,
-    check_selected,
-    fail_blocked,
-    fail_over_holes,
-    inspect_pipeline,
-)
+from penstock.pipeline.table_selection import Selection, check_selected, inspect_pipeline
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.membership import Membership

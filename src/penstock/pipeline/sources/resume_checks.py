@@ -25,8 +25,8 @@ from penstock.errors import (
 )
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.retries import check_format
-from penstock.pipeline.table_selection import Tables, fail_over_holes
 from penstock.pipeline.table_states import TableStatus
+from penstock.pipeline.tables import Tables, fail_over_holes
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.membership import CapturedTables, Membership
