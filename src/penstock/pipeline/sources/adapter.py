@@ -41,10 +41,9 @@ from penstock.pipeline.sources.base import Describe, SourceAdapter
 from penstock.pipeline.sources.resume_checks import (
     check_log,
     check_origin,
-    fail_rejoined,
     interrupted_tables,
     load_memberships,
-    save_memberships,
+    record_memberships,
 )
 from penstock.pipeline.table_states import TableStatus
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
@@ -145,8 +144,7 @@ class SlotSource(SourceAdapter):
             recorded = load_memberships(config.state)
             # A table that was removed from the publication and added again looks like one that was always in
             # it.
-            joined = fail_rejoined(tables, recorded, found, describe)
-            save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+            record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
             check_log(connection, config, tables, describe, is_alone=is_alone)
 
     @override
@@ -393,8 +391,7 @@ class TriggerSource(SourceAdapter):
             for name, before in load_memberships(config.state).items()
         }
         # A table whose triggers were dropped and created again looks like one that always had them.
-        joined = fail_rejoined(tables, recorded, found, describe)
-        save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+        record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
         fail_over_holes(
             tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone
         )
