@@ -41,7 +41,7 @@ from penstock.pipeline.snapshots.resync import Resyncs
 from penstock.pipeline.snapshots.state import SnapshotStore, load_all_progress
 from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.capture_process import CaptureMonitor
-from penstock.pipeline.sources.resume_checks import load_memberships, over_holes, save_memberships
+from penstock.pipeline.sources.resume_checks import over_holes, update_memberships
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
 from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
@@ -361,7 +361,7 @@ class Pipeline:
     def _resync_ended(self, name: TableName, is_done: bool) -> None:
         act = self._acts.pop(name, {})
         if is_done:
-            save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
+            update_memberships(self._config.state, act)
         change_overrides(self._config.state, lambda orders: orders.clear_resync(name))
         if not is_done and self._applier is not None:
             self._applier.tables.resync_failed(name, "an earlier message has the cause")

@@ -30,6 +30,7 @@ from penstock.pipeline.sources.resume_checks import (
     load_memberships,
     record_memberships,
     save_memberships,
+    update_memberships,
 )
 from penstock.pipeline.table_selection import Selection, check_selected, inspect_pipeline
 from penstock.pipeline.table_states import TableState, TableStatus
@@ -188,6 +189,18 @@ def _memberships(good: str, bad: str) -> dict[TableName, Membership]:
     return {GOOD: Membership(None, good), BAD: Membership(None, bad)}
 
 
+def _config(root: Path) -> PipelineConfig:
+    return PipelineConfig.model_validate(
+        {
+            "pipeline": "shop",
+            "source": {"dsn": "dbname=shop"},
+            "tables": [{"table": "public.good"}, {"table": "public.bad"}],
+            "sink": {"delta": {"path": str(root / "lake")}},
+            "state": str(root / "state"),
+        }
+    )
+
+
 def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_resynced(
     tmp_path: Path,
 ) -> None:
@@ -214,15 +227,7 @@ def test_P08_an_unfinished_snapshot_is_forgotten_if_its_table_left_the_publicati
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chunks lack the changes from the time between, and the spool does not have them either."""
-    config = PipelineConfig.model_validate(
-        {
-            "pipeline": "shop",
-            "source": {"dsn": "dbname=shop"},
-            "tables": [{"table": "public.good"}, {"table": "public.bad"}],
-            "sink": {"delta": {"path": str(tmp_path / "lake")}},
-            "state": str(tmp_path / "state"),
-        }
-    )
+    config = _config(tmp_path)
     snapshots = tmp_path / "lake" / SNAPSHOTS / "shop"
     unfinished = [snapshots / name.schema / name.name / "plan.json" for name in (GOOD, BAD)]
     for path in unfinished:
@@ -243,6 +248,19 @@ def test_P08_an_unfinished_snapshot_is_forgotten_if_its_table_left_the_publicati
     assert tables.unpublished == {BAD}
     assert tables.capturable == [GOOD, BAD]
     assert load_memberships(config.state) == now
+
+
+def test_a_resync_that_ends_while_tables_are_added_keeps_its_membership(tmp_path: Path) -> None:
+    """The main thread has loaded the memberships when the thread of an epoch records that of a resync."""
+    config = _config(tmp_path)
+    save_memberships(config.state, {GOOD: Membership(None, "1/10")})
+    tables = Tables(statuses={BAD: TableStatus(TableState.PENDING)})
+    found = {BAD: Membership(None, "1/11")}
+
+    recorded = load_memberships(config.state)
+    update_memberships(config.state, {GOOD: Membership(None, "1/20")})
+    record_memberships(config, tables, recorded, found, str, is_alone=False)
+    assert load_memberships(config.state) == _memberships("1/20", "1/11")
 
 
 def test_P08_a_record_of_a_former_version_learns_which_act_published_the_schema() -> None:

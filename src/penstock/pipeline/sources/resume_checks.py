@@ -35,8 +35,10 @@ from penstock.postgres.server import SystemIdentity
 from penstock.postgres.slot import Slot, current_position, inspect_slot
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
+from penstock.storage.locks import exclusive
 
 _FILE = "membership.json"
+_LOCK = "membership.lock"
 _FORMAT = 1
 
 
@@ -57,6 +59,15 @@ def load_memberships(state: Path) -> dict[TableName, Membership]:
 def save_memberships(state: Path, memberships: Mapping[TableName, Membership]) -> None:
     tables = {str(name): memberships[name].act for name in sorted(memberships)}
     storage.put(state / _FILE, json.dumps({"format": _FORMAT, "tables": tables}).encode())
+
+
+def update_memberships(state: Path, found: Mapping[TableName, Membership]) -> None:
+    """Replace the recorded memberships of some tables. Resyncs end in the thread of an epoch, while the main
+    thread may add tables.
+    """
+    storage.ensure_directory(state)
+    with exclusive(state / _LOCK):
+        save_memberships(state, {**load_memberships(state), **found})
 
 
 def fail_rejoined(
@@ -104,7 +115,10 @@ def record_memberships(
     snapshots = SnapshotStore(config.sink.root, config.pipeline)
     for name in tables.unpublished:
         snapshots.forget(name)
-    save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+    if is_alone:
+        save_memberships(config.state, joined)
+    else:
+        update_memberships(config.state, joined)
 
 
 def interrupted_tables(
