@@ -26,7 +26,7 @@ from penstock.pipeline.applier import EpochApplier
 from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, spark_lost, start_query
 from penstock.pipeline.dead_letters.queue import DeadLetterQueue, open_dead_letter_queue
 from penstock.pipeline.epoch_log import EpochLog
-from penstock.pipeline.error_policy import attempts_without_any_target
+from penstock.pipeline.error_policy import UnreadableStarts
 from penstock.pipeline.maintenance import Jobs, TableMaintenance, cleanup_jobs
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.retries import PIPELINE, RetryLog
@@ -127,8 +127,7 @@ class Pipeline:
         self._trouble: str | None = None
         self._retries = RetryLog(config.state)
         self._shared = SharedHealth(spark, self._root, self._address)
-        self._unread_starts = 0
-        """Consecutive starts in which no target could be read."""
+        self._unreadable_starts = UnreadableStarts()
 
     def _mode_of(self, table: TableName) -> Mode:
         """The table mode in the current configuration."""
@@ -288,6 +287,7 @@ class Pipeline:
         with connect(self._address) as connection:
             source.check_server(connection)
             selection = select_tables(connection, config, seen=source.seen)
+            self._unreadable_starts.begin()
             tables = inspect_pipeline(
                 selection,
                 self._sink,
@@ -316,18 +316,11 @@ class Pipeline:
                 self._observer.table_failed(name, status)
         return tables
 
-    def _none_readable(self, errors: Sequence[PenstockError]) -> None:
-        """Raise the first error for a number of starts, so that the run is retried while storage or catalog
-        may be unavailable. Afterwards, or if a resync is ordered, return: the errors then belong to the
-        tables.
-        """
+    def _none_readable(self, errors: Mapping[TableName, PenstockError]) -> None:
+        """Raise the first error while the run is to start again; return if the tables are to fail."""
         self._shared.check()
-        self._unread_starts += 1
-        if (
-            self._unread_starts < attempts_without_any_target(errors)
-            and not load_overrides(self._config.state).resync
-        ):
-            raise errors[0]
+        if self._unreadable_starts.may_retry(errors, load_overrides(self._config.state).resync):
+            raise next(iter(errors.values()))
 
     def _ensure_trigger(self, applier: EpochApplier) -> None:
         """Create the event trigger if possible. Without it, more schema changes need a resync."""

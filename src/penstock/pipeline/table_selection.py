@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -225,7 +225,7 @@ def inspect_pipeline(
     rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
     existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
     *,
-    on_none_readable: Callable[[Sequence[PenstockError]], None] = lambda _errors: None,
+    on_none_readable: Callable[[Mapping[TableName, PenstockError]], None] = lambda _errors: None,
 ) -> Tables:
     """Determine the state of each table from source, target and the last epoch record. An error of one table
     fails only that table.
@@ -306,12 +306,12 @@ class _LoadedTarget:
 def _find_unreadable(
     loaded: Collection[_LoadedTarget],
     describe: Callable[[TableName], str],
-    on_none_readable: Callable[[Sequence[PenstockError]], None],
+    on_none_readable: Callable[[Mapping[TableName, PenstockError]], None],
 ) -> dict[TableName, PenstockError]:
     """Tables whose target cannot be read, with the error each fails with."""
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
     if found and len(found) == len(loaded):
-        on_none_readable(list(found.values()))
+        on_none_readable(found)
     return {
         name: final(type(error)(error.message, hint=unreadable_hint(describe(name))), name)
         for name, error in found.items()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,8 +119,8 @@ def test_an_unreadable_target_fails_its_table_and_all_of_them_once_the_shared_pa
     }
     asked: list[list[str]] = []
 
-    def note(errors: Sequence[PenstockError]) -> None:
-        asked.append([error.message for error in errors])
+    def note(errors: Mapping[TableName, PenstockError]) -> None:
+        asked.append([error.message for error in errors.values()])
 
     tables = inspect_pipeline(Selection(found, schemas, {}), Broken(BAD), None, on_none_readable=note)
     assert {name: status.state for name, status in tables.statuses.items()} == {
