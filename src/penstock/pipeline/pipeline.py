@@ -37,7 +37,7 @@ from penstock.pipeline.snapshots.background import BackgroundSnapshots, Snapshot
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
 from penstock.pipeline.snapshots.copy import SnapshotDeadLetters
 from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
-from penstock.pipeline.snapshots.resync import Resyncs
+from penstock.pipeline.snapshots.resync import ResyncListener, Resyncs
 from penstock.pipeline.snapshots.state import SnapshotStore, load_all_progress
 from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.capture_process import CaptureMonitor
@@ -503,7 +503,8 @@ class Pipeline:
         sink = self._sink.shadow(copy)
         resyncs.begin(table.name, sink, parts.applier.position)
         unfinished = SnapshotStore(self._shadow_root / copy, self._config.pipeline)
-        running.append(self._snapshots(sink, resyncs, unfinished, resyncs.dead_letters))
+        listener = ResyncListener(resyncs, sink)
+        running.append(self._snapshots(sink, listener, unfinished, resyncs.dead_letters))
         running[-1].start([table])
 
     def _announce_capture_trouble(self) -> None:

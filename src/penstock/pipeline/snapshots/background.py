@@ -32,7 +32,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class SnapshotListener(Protocol):
-    """Receives finished copies: `TableLifecycle` for snapshots, `Resyncs` for resyncs."""
+    """Receives finished copies: `TableLifecycle` for snapshots, a `ResyncListener` for each resync."""
 
     def set_fence(self, name: TableName, fence: Position) -> None: ...
 
