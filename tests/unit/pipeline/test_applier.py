@@ -389,6 +389,20 @@ def test_a_copy_that_arrives_when_its_table_has_failed_is_no_ones(setup: Applier
     assert SECOND not in setup.sink.taken
 
 
+def test_a_table_that_is_added_again_does_not_need_the_resync_from_before_its_removal(
+    setup: ApplierSetup,
+) -> None:
+    tables = setup.applier.tables
+    tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    tables.await_resync(FIRST, "it was renamed")
+    tables.remove(FIRST)
+    setup.applier.apply(at(200))
+    tables.add_filled(setup.sink.target(ORDERS, 200), paused=False)
+    setup.applier.apply(at(300))
+    tables.resync_failed(FIRST, "the target cannot be read")
+    assert tables.statuses[FIRST].state is TableState.STREAMING
+
+
 def test_actions_after_a_removal_wait_until_no_epoch_touches_the_table(setup: ApplierSetup) -> None:
     setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
     setup.applier.tables.remove(FIRST, lambda: setup.sink.release_ownership(FIRST))
