@@ -13,10 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.config.policies import SchemaRule
 from penstock.errors import PenstockError, SinkError, SinkRefusedError, SlotLostError, SlowTableError
 from penstock.pipeline import error_policy
 from penstock.pipeline.error_policy import TableRetries
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
@@ -401,6 +403,21 @@ def test_a_table_that_is_added_again_does_not_need_the_resync_from_before_its_re
     setup.applier.apply(at(300))
     tables.resync_failed(FIRST, "the target cannot be read")
     assert tables.statuses[FIRST].state is TableState.STREAMING
+
+
+def test_the_catalog_is_compared_while_an_epoch_adds_a_table(
+    setup: ApplierSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    targets = setup.applier.tables.targets
+
+    def rule_of(_: TableName) -> SchemaRule:
+        targets[SECOND] = setup.sink.target(ITEMS, 100)
+        return SchemaRule()
+
+    monkeypatch.setattr(setup.applier._tracker, "_rule_of", rule_of)
+    setup.applier.observe_catalog(CatalogSnapshot({FIRST: ORDERS}))
+    assert targets.keys() == {FIRST, SECOND}
 
 
 def test_actions_after_a_removal_wait_until_no_epoch_touches_the_table(setup: ApplierSetup) -> None:
