@@ -19,10 +19,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.config.model import (
     PipelineConfig,
-    PollingConfig,
-    SourceConfig,
     SparkConfig,
-    TlsConfig,
     TypesConfig,
 )
 from penstock.config.secrets import EnvReference, FileReference
@@ -34,6 +31,7 @@ from penstock.config.sink import (
     PostgresConfig,
     SinkConfig,
 )
+from penstock.config.source import PollingConfig, SourceConfig, TlsConfig
 from penstock.config.tables import ColumnsConfig, MaskConfig, TableRule
 from penstock.errors import PenstockError, Recovery
 from tools.contracts_page import contracts_page
@@ -85,7 +83,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "<!-- Generated from src/penstock/config/model.py by `make docs`. -->",
+        "<!-- Generated from src/penstock/config by `make docs`. -->",
         "",
         "A pipeline is configured by one YAML file. Unknown keys are errors.",
         "",

@@ -10,8 +10,9 @@ import pytest
 from penstock.config.model import PipelineConfig
 from penstock.errors import SystemChangedError, UncheckedTimelineError
 from penstock.pipeline.sources.adapter import source_adapter
-from penstock.pipeline.table_selection import Tables, select_tables
+from penstock.pipeline.table_selection import select_tables
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables
 from penstock.position import Position
 from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect

@@ -133,8 +133,3 @@ def open_polling(settings: PollingSettings) -> FeedCapture:
 
 def open_trigger(settings: TriggerSettings) -> FeedCapture:
     return FeedCapture(TriggerFeed(settings), settings.feed)
-
-
-def polling_settings(settings: CaptureSettings) -> PollingSettings | None:
-    """The polling settings; None with another capture method."""
-    return PollingSettings.of(settings) if settings.method is CaptureMethod.POLLING else None

@@ -164,7 +164,8 @@ class EpochApplier:
 
     def observe_catalog(self, snapshot: CatalogSnapshot) -> None:
         """Store a catalog state. Some schema changes are visible only in the catalog."""
-        found = self._tracker.observe_catalog(self.tables.targets, snapshot)
+        # A copy, because the thread of an epoch may add and remove targets at the same time.
+        found = self._tracker.observe_catalog(self.tables.targets.copy(), snapshot)
         for name, reason in found.items():
             status = self.tables.statuses.get(name)
             if status is not None and status.is_followed:

@@ -1,5 +1,5 @@
-"""The streaming query that triggers epochs: end of a batch, reason for its end, and health of Spark, target
-and source.
+"""The streaming query that triggers epochs: its start, the end of a batch, the reason for its end, and the
+health of Spark, target and source.
 
 The health checks run when a table failed, before the failure counts against the table.
 """
@@ -7,20 +7,25 @@ The health checks run when a table failed, before the failure counts against the
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock import storage
+from penstock.config.model import PipelineConfig
 from penstock.errors import EnvironmentUnfitError, SinkError, WorkerStartError, parse_error
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
+from penstock.spark.control import CONTROL_FORMAT, ControlSource
 
+_ONCE_QUIET_SECONDS = 0.2
 _LOST_WORKER = (
     "Python worker failed to connect back",
     "Python worker exited unexpectedly",
@@ -28,6 +33,25 @@ _LOST_WORKER = (
     "EOFException",
     "Connection reset",
 )
+
+
+def start_query(
+    spark: SparkSession, config: PipelineConfig, apply: Callable[[Position], None], *, once: bool
+) -> StreamingQuery:
+    """Start the query, which calls `apply` with the end position of each batch."""
+    checkpoint = config.checkpoint
+    options = config.capture_settings(quiet_seconds=_ONCE_QUIET_SECONDS if once else None).to_options()
+
+    def apply_batch(_: DataFrame, batch: int) -> None:
+        apply(planned_end(checkpoint, batch))
+
+    spark.dataSource.register(ControlSource)
+    stream = spark.readStream.format(CONTROL_FORMAT).options(**options)
+    stream = stream.option("maxRowsPerBatch", str(config.max_rows_per_epoch)).option("run", uuid4().hex)
+    stream = stream.option("barriers", str(config.barriers))
+    writer = stream.load().writeStream.foreachBatch(apply_batch).queryName(f"penstock {config.pipeline}")
+    trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
+    return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
 
 
 def await_end(query: StreamingQuery) -> None:

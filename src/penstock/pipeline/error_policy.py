@@ -12,7 +12,7 @@ changes after it in the spool.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -88,13 +88,39 @@ operator.
 """
 
 
-def attempts_without_any_target(errors: Sequence[PenstockError]) -> int:
+def attempts_without_any_target(errors: Collection[PenstockError]) -> int:
     """How often a pipeline restarts if no target can be read. If files are damaged, only a few times; after
     other errors, as often as within a run.
     """
     if all(isinstance(error, TargetFileLostError) for error in errors):
         return FILE_ATTEMPTS
     return USUAL_ATTEMPTS if len(errors) == 1 else PATIENT_ATTEMPTS
+
+
+@dataclass(slots=True)
+class UnreadableStarts:
+    """Counts consecutive starts in which no target could be read."""
+
+    count: int = 0
+    _is_counted: bool = False
+
+    def begin(self) -> None:
+        """Before the targets are read. If the start before could read one, the count begins again."""
+        if not self._is_counted:
+            self.count = 0
+        self._is_counted = False
+
+    def may_retry(
+        self, errors: Mapping[TableName, PenstockError], ordered_resyncs: Collection[TableName]
+    ) -> bool:
+        """Count a start in which no target could be read. Returns whether to start again, since storage or
+        catalog may be unavailable; otherwise the errors belong to the tables. If all of them are to be
+        resynced, waiting does not help.
+        """
+        self.count += 1
+        self._is_counted = True
+        is_ordered = errors.keys() <= set(ordered_resyncs)
+        return not is_ordered and self.count < attempts_without_any_target(errors.values())
 
 
 MOST_RESYNCS = 20

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from penstock import storage
 from penstock.config.model import PipelineConfig
@@ -24,10 +23,10 @@ from penstock.config.policies import SchemaRule
 from penstock.errors import CaptureFailedError, ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.applier import EpochApplier
-from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, planned_end, spark_lost
+from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, spark_lost, start_query
 from penstock.pipeline.dead_letters.queue import DeadLetterQueue, open_dead_letter_queue
 from penstock.pipeline.epoch_log import EpochLog
-from penstock.pipeline.error_policy import attempts_without_any_target
+from penstock.pipeline.error_policy import UnreadableStarts
 from penstock.pipeline.maintenance import Jobs, TableMaintenance, cleanup_jobs
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.retries import PIPELINE, RetryLog
@@ -38,23 +37,17 @@ from penstock.pipeline.snapshots.background import BackgroundSnapshots, Snapshot
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
 from penstock.pipeline.snapshots.copy import SnapshotDeadLetters
 from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
-from penstock.pipeline.snapshots.resync import Resyncs
+from penstock.pipeline.snapshots.resync import ResyncListener, Resyncs
 from penstock.pipeline.snapshots.state import SnapshotStore, load_all_progress
 from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.capture_process import CaptureMonitor
-from penstock.pipeline.sources.resume_checks import load_memberships, over_holes, save_memberships
+from penstock.pipeline.sources.resume_checks import over_holes, update_memberships
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
 from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
-from penstock.pipeline.table_selection import (
-    Tables,
-    await_tables,
-    check_selected,
-    inspect_pipeline,
-    pause_ordered,
-    select_tables,
-)
+from penstock.pipeline.table_selection import await_tables, check_selected, inspect_pipeline, select_tables
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, pause_ordered
 from penstock.pipeline.transform_sink import transforming
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, CatalogTable, inspect_shape
@@ -66,7 +59,6 @@ from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
 from penstock.sinks.modes import Mode
-from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.session import jvm_lock
 from penstock.spool.manifest import SpoolLayout
 from penstock.spool.reader import SpoolReader
@@ -75,7 +67,6 @@ from penstock.transforms.transform import Transform
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 30.0
-_ONCE_QUIET_SECONDS = 0.2
 _SETTLED_SECONDS = 5.0
 """A run that lasts this long after an interruption counts as recovered."""
 
@@ -136,8 +127,7 @@ class Pipeline:
         self._trouble: str | None = None
         self._retries = RetryLog(config.state)
         self._shared = SharedHealth(spark, self._root, self._address)
-        self._unread_starts = 0
-        """Consecutive starts in which no target could be read."""
+        self._unreadable_starts = UnreadableStarts()
 
     def _mode_of(self, table: TableName) -> Mode:
         """The table mode in the current configuration."""
@@ -297,6 +287,7 @@ class Pipeline:
         with connect(self._address) as connection:
             source.check_server(connection)
             selection = select_tables(connection, config, seen=source.seen)
+            self._unreadable_starts.begin()
             tables = inspect_pipeline(
                 selection,
                 self._sink,
@@ -325,18 +316,11 @@ class Pipeline:
                 self._observer.table_failed(name, status)
         return tables
 
-    def _none_readable(self, errors: Sequence[PenstockError]) -> None:
-        """Raise the first error for a number of starts, so that the run is retried while storage or catalog
-        may be unavailable. Afterwards, or if a resync is ordered, return: the errors then belong to the
-        tables.
-        """
+    def _none_readable(self, errors: Mapping[TableName, PenstockError]) -> None:
+        """Raise the first error while the run is to start again; return if the tables are to fail."""
         self._shared.check()
-        self._unread_starts += 1
-        if (
-            self._unread_starts < attempts_without_any_target(errors)
-            and not load_overrides(self._config.state).resync
-        ):
-            raise errors[0]
+        if self._unreadable_starts.may_retry(errors, load_overrides(self._config.state).resync):
+            raise next(iter(errors.values()))
 
     def _ensure_trigger(self, applier: EpochApplier) -> None:
         """Create the event trigger if possible. Without it, more schema changes need a resync."""
@@ -370,7 +354,7 @@ class Pipeline:
     def _resync_ended(self, name: TableName, failure: str | None) -> None:
         act = self._acts.pop(name, {})
         if failure is None:
-            save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
+            update_memberships(self._config.state, act)
         change_overrides(self._config.state, lambda orders: orders.clear_resync(name))
         if failure is not None and self._applier is not None:
             self._applier.tables.resync_failed(name, failure)
@@ -432,7 +416,7 @@ class Pipeline:
             resyncs: list[BackgroundSnapshots] = []
             stop = partial(_stop_all, snapshots, resyncs)
             ending.callback(stop)
-            query = self._start_query(applier, goal)
+            query = start_query(self._spark, self._config, applier.apply, once=goal is not None)
             ending.callback(self._capture.settle)
             ending.callback(query.stop)
             ending.callback(stop)  # before the query: a snapshot may wait for it
@@ -519,7 +503,8 @@ class Pipeline:
         sink = self._sink.shadow(copy)
         resyncs.begin(table.name, sink, parts.applier.position)
         unfinished = SnapshotStore(self._shadow_root / copy, self._config.pipeline)
-        running.append(self._snapshots(sink, resyncs, unfinished, resyncs.dead_letters))
+        listener = ResyncListener(resyncs, sink)
+        running.append(self._snapshots(sink, listener, unfinished, resyncs.dead_letters))
         running[-1].start([table])
 
     def _announce_capture_trouble(self) -> None:
@@ -528,23 +513,6 @@ class Pipeline:
         if reason is not None and reason != self._trouble:
             self._observer.announced(reason)
         self._trouble = reason
-
-    def _start_query(self, applier: EpochApplier, goal: Position | None) -> StreamingQuery:
-        config = self._config
-        quiet = None if goal is None else _ONCE_QUIET_SECONDS
-        options = config.capture_settings(quiet_seconds=quiet).to_options()
-        checkpoint = config.checkpoint
-
-        def apply(_: DataFrame, batch: int) -> None:
-            applier.apply(planned_end(checkpoint, batch))
-
-        self._spark.dataSource.register(ControlSource)
-        stream = self._spark.readStream.format(CONTROL_FORMAT).options(**options)
-        stream = stream.option("maxRowsPerBatch", str(config.max_rows_per_epoch)).option("run", uuid4().hex)
-        stream = stream.option("barriers", str(config.barriers))
-        writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
-        trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
-        return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
 
 
 def _is_reached(goal: Position | None, parts: _EpochParts) -> bool:

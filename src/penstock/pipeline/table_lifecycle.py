@@ -226,6 +226,7 @@ class TableLifecycle:
             self.transition(name, TableEvent.REMOVED)
             self.targets.pop(name, None)
             self._kept.pop(name, None)
+            self._resync_reasons.pop(name, None)
             self.retries.forget(name)
             then()
 

@@ -41,14 +41,9 @@ from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.resume_checks import interrupted_error
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import TableOverrides, change_overrides, load_overrides
-from penstock.pipeline.table_selection import (
-    Selection,
-    Tables,
-    inspect_pipeline,
-    select_tables,
-    unreadable_hint,
-)
+from penstock.pipeline.table_selection import Selection, inspect_pipeline, select_tables, unreadable_hint
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.membership import Membership
@@ -57,7 +52,7 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink
 
 if TYPE_CHECKING:
-    from penstock.pipeline.table_selection import Tables
+    from penstock.pipeline.tables import Tables
 
 
 _log = logging.getLogger(__name__)

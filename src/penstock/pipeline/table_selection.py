@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from penstock.capture.provision import blocked, relation_blockers
-from penstock.capture.source_checks import check_continuity
 from penstock.config.model import PipelineConfig
 from penstock.config.policies import ExistingPolicy, SchemaPolicy, SchemaRule
-from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import (
     ConnectionLostError,
     MembersDifferError,
     NoTablesError,
     PenstockError,
-    PositionGapError,
     Recovery,
     SchemaChangedError,
     SourceError,
     TableError,
     TargetForeignError,
-    TargetRewoundError,
     UnsupportedTableError,
 )
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.error_policy import Action, decide, final
 from penstock.pipeline.routing import route_tables
 from penstock.pipeline.schema_changes.tracker import find_resync_reason
-from penstock.pipeline.table_overrides import TableOverrides, with_overrides
+from penstock.pipeline.sources.adapter import source_adapter
+from penstock.pipeline.sources.base import SourceAdapter
+from penstock.pipeline.table_overrides import with_overrides
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, status_of
 from penstock.position import Position
 from penstock.postgres.catalog import (
     CatalogTable,
@@ -53,88 +51,9 @@ from penstock.sinks.base import Target, Targets, reserved_schema
 from penstock.sinks.modes import Mode
 from penstock.transforms.transform import is_made_by
 
-if TYPE_CHECKING:
-    from penstock.pipeline.sources.adapter import SourceAdapter
-
 _QUERY_SECONDS = 10.0
 _LOAD_ATTEMPTS = 3
 _LOAD_PAUSE_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class Tables:
-    """The tables of a pipeline, by name: source, target and the resulting state."""
-
-    sources: dict[TableName, CatalogTable] = field(default_factory=dict)
-    targets: dict[TableName, Target] = field(default_factory=dict)
-    statuses: dict[TableName, TableStatus] = field(default_factory=dict)
-    schemas: dict[TableName, TableSchema] = field(default_factory=dict)
-    foreign: dict[TableName, ExistingPolicy] = field(default_factory=dict)
-    """Tables with an existing target table that the pipeline did not create, and the policy for it."""
-    resyncs: dict[TableName, str] = field(default_factory=dict)
-    """Tables that must be resynced, with the reason."""
-    returned: set[TableName] = field(default_factory=set)
-    """Tables in state `gone` that exist again in the source, so their targets have to be resynced."""
-    unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
-    """Tables whose target could not be read, with the error."""
-    unpublished: set[TableName] = field(default_factory=set)
-    """Tables captured only from now on: an earlier, unfinished snapshot of them lacks changes."""
-    gone: dict[TableName, str] = field(default_factory=dict)
-    """Tables that the source dropped, with the reason; some of their changes may not be applied yet."""
-    seen_at: Position | None = None
-    """A position at or after everything committed before the catalog was read."""
-
-    @property
-    def live(self) -> list[TableName]:
-        """Tables that exist in the source and have not failed."""
-        return [
-            name for name, status in self.statuses.items() if not status.is_over and name not in self.gone
-        ]
-
-    @property
-    def capturable(self) -> list[TableName]:
-        """The source tables to capture."""
-        return [source for name in self.live for source in self.sources_of(name)]
-
-    def sources_of(self, name: TableName) -> tuple[TableName, ...]:
-        """The source tables of a pipeline table: one, or the members of a routed table."""
-        return (
-            tuple(source.name for source in self.sources[name].sources) if name in self.sources else (name,)
-        )
-
-    @property
-    def owners(self) -> dict[TableName, TableName]:
-        """The pipeline table of each source table."""
-        return {
-            source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)
-        }
-
-    @property
-    def pending(self) -> list[CatalogTable]:
-        return [
-            self.sources[name] for name, status in self.statuses.items() if status.state is TableState.PENDING
-        ]
-
-    @property
-    def adopted(self) -> list[TableName]:
-        """Adopted tables that a resync is replacing, or will replace."""
-        return [
-            name
-            for name, status in self.statuses.items()
-            if status.state is TableState.SNAPSHOTTING and status.applied is None
-        ]
-
-    @property
-    def filled(self) -> dict[TableName, Position]:
-        """The applied position of each table that was copied before and continues from there."""
-        return {
-            name: status.applied
-            for name, status in self.statuses.items()
-            if not status.is_over
-            and status.applied is not None
-            and name not in self.resyncs
-            and name not in self.gone
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +108,7 @@ def select_tables(
     query of a transform; without `asks_spark` the query is assumed to fit.
     """
     config = with_overrides(config)
-    source = _source(config)
+    source = source_adapter(config)
     tables = {
         table.name: table for table in inspect_tables(connection) if _is_selected(config, source, table)
     }
@@ -291,18 +210,12 @@ def is_any_selected(connection: Connection, config: PipelineConfig) -> bool:
     """Whether a table is named, or an existing table matches a pattern."""
     config = with_overrides(config)
     return bool(config.named_tables) or any(
-        _is_selected(config, _source(config), table) for table in inspect_tables(connection)
+        _is_selected(config, source_adapter(config), table) for table in inspect_tables(connection)
     )
 
 
 def _is_selected(config: PipelineConfig, source: SourceAdapter, table: CatalogTable) -> bool:
     return config.selects(table.name) and not source.is_internal(table.name)
-
-
-def _source(config: PipelineConfig) -> SourceAdapter:
-    from penstock.pipeline.sources.adapter import source_adapter  # the adapter module imports this one
-
-    return source_adapter(config)
 
 
 def inspect_pipeline(
@@ -312,7 +225,7 @@ def inspect_pipeline(
     rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
     existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
     *,
-    on_none_readable: Callable[[Sequence[PenstockError]], None] = lambda _errors: None,
+    on_none_readable: Callable[[Mapping[TableName, PenstockError]], None] = lambda _errors: None,
 ) -> Tables:
     """Determine the state of each table from source, target and the last epoch record. An error of one table
     fails only that table.
@@ -393,12 +306,12 @@ class _LoadedTarget:
 def _find_unreadable(
     loaded: Collection[_LoadedTarget],
     describe: Callable[[TableName], str],
-    on_none_readable: Callable[[Sequence[PenstockError]], None],
+    on_none_readable: Callable[[Mapping[TableName, PenstockError]], None],
 ) -> dict[TableName, PenstockError]:
     """Tables whose target cannot be read, with the error each fails with."""
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
     if found and len(found) == len(loaded):
-        on_none_readable(list(found.values()))
+        on_none_readable(found)
     return {
         name: final(type(error)(error.message, hint=unreadable_hint(describe(name))), name)
         for name, error in found.items()
@@ -485,88 +398,3 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
             "filled",
             hint=f"remove {place} and run again to copy the table again",
         )
-
-
-def fail_blocked(tables: Tables, report: CoverageReport) -> None:
-    """Fail tables whose changes would not arrive, or not completely. If all tables fail, raise an error with
-    all reasons.
-    """
-    reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
-    if reasons.keys() >= set(tables.capturable):
-        raise blocked(report.blockers)
-    owners = tables.owners
-    for source, blocker in reasons.items():
-        name = owners.get(source, source)
-        tables.statuses[name] = TableStatus.failed(blocked([blocker]), tables.statuses[name].applied)
-
-
-def pause_ordered(tables: Tables, orders: TableOverrides) -> None:
-    for name, status in tables.statuses.items():
-        if name in orders.paused and not status.is_over:
-            tables.statuses[name] = replace(status, state=TableState.PAUSED)
-
-
-def fail_unpublished(
-    tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]
-) -> None:
-    """Fail tables that were filled before and were not published since: the changes in between are lost."""
-    owners = tables.owners
-    for source in added:
-        name = owners.get(source, source)
-        tables.unpublished.add(name)
-        if name in tables.filled:
-            error = TargetRewoundError(
-                f"table {source} was removed from the publication, so changes of it are missing",
-                hint=f"remove {describe(name)} and run again to copy the table again",
-            )
-            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
-
-
-def status_of(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
-    """The state in which a target continues. If the last epoch record shows that the table had no further
-    change, `applied` is the record's position instead of the target's.
-    """
-    recorded = last.tables.get(name) if last is not None else None
-    if target is None or target.applied is None:
-        return TableStatus(TableState.PENDING)
-    if recorded is None or last is None:
-        return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
-    if recorded.is_over:
-        return recorded
-    if recorded.committed is not None and target.applied < recorded.committed:
-        return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
-    if recorded.state is not TableState.STREAMING:
-        # The table took no part in that epoch: it was being copied, or paused.
-        return TableStatus(
-            TableState.CATCHING_UP, max(target.applied, recorded.applied or target.applied), target.applied
-        )
-    return TableStatus(TableState.CATCHING_UP, max(target.applied, last.position), target.applied)
-
-
-def fail_over_holes(
-    tables: Tables,
-    ground: tuple[Position, Position] | None,
-    confirmed: Position,
-    slot: str,
-    describe: Callable[[TableName], str],
-    *,
-    is_alone: bool = True,
-) -> None:
-    """Fail tables whose next change is lost. If no table can continue, the slot lost the changes: raise an
-    error.
-    """
-    holes: dict[TableName, PositionGapError] = {}
-    for name, applied in tables.filled.items():
-        try:
-            check_continuity(applied, ground, confirmed, slot)
-        except PositionGapError as error:
-            holes[name] = error
-    if holes and is_alone and len(holes) == len(tables.filled):
-        raise next(iter(holes.values()))
-    for name in holes:
-        rewound_error = TargetRewoundError(
-            f"{describe(name)} holds {name} only up to {tables.statuses[name].applied}, and the changes "
-            "after that are lost",
-            hint=f"remove {describe(name)} and run again to copy the table again",
-        )
-        tables.statuses[name] = TableStatus.failed(rewound_error, tables.statuses[name].applied)

@@ -59,7 +59,8 @@ def user_cache_directory() -> Path | None:
 
 
 def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str, int]) -> None:
-    """Create a directory with its files in one step. Another process that creates the same directory may win.
+    """Create a directory with its files in one step, or replace one that lacks some of them. Another process
+    that creates the same directory may win.
 
     `modes` are those of the files and directories that other users need; the rest stays private.
     """
@@ -73,9 +74,13 @@ def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str,
     try:
         draft.rename(target)
     except OSError:
-        storage.discard_tree(draft)
-        if not target.exists():
-            raise
+        is_complete = all((target / name).exists() for name in files)
+        try:
+            if not is_complete:  # a cleaner of old files leaves the directories
+                storage.discard_tree(target)
+                draft.rename(target)
+        finally:
+            storage.discard_tree(draft)
 
 
 def is_case_sensitive(directory: Path) -> bool:

@@ -10,12 +10,15 @@ import pytest
 import yaml
 from typing_extensions import override
 
+from penstock.capture.trigger.provision import ensure_trigger_coverage
 from penstock.cli.table_commands import order
 from penstock.errors import NoTablesError, SinkRefusedError
 from penstock.pipeline import table_reconciler as roster
 from penstock.pipeline import table_selection as tables
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.table_states import TableState
+from penstock.postgres.capture_triggers import detach
+from penstock.postgres.connection import connect
 from penstock.schema import TableName
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.testing.streams import wait_for
@@ -246,6 +249,49 @@ def test_a_table_that_is_removed_and_added_again_during_its_first_copy_has_all_c
             run.wait_for_state("public.big", TableState.STREAMING)
     if stops:
         come_back()
+    order(made.path, ["public.small"], "resume")
+    assert not made.run_once(observer).failed
+    assert not observer.resumed
+    made.assert_equal("public.small", "public.big")
+
+
+class _StoppedWhileCopied(PipelineObserver):
+    """Stops the run after the first chunk of a table."""
+
+    def __init__(self) -> None:
+        self.stop: Callable[[], None] = lambda: None
+        self.resumed: list[TableName] = []
+
+    @override
+    def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
+        self.resumed.append(table)
+
+    @override
+    def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
+        if table.name == "big":
+            self.stop()
+
+
+def test_P08_a_table_that_lost_its_triggers_between_two_parts_of_its_snapshot_is_copied_from_the_start(
+    database: Database, mirror: MirrorFactory
+) -> None:
+    """They were created again before the next run, so that the table looks as if it always had them."""
+    database.execute("CREATE TABLE small (id int PRIMARY KEY); INSERT INTO small VALUES (1)")
+    made = mirror(snapshot_chunk_bytes=65536, source={"dsn": database.dsn, "capture": "trigger"})
+    made.run_once()
+    order(made.path, ["public.small"], "pause")  # so that the change table keeps what is before the copy
+    database.execute("INSERT INTO small VALUES (2); CREATE TABLE big (id int PRIMARY KEY, v text)")
+    database.execute("INSERT INTO big SELECT g, repeat('x', 200) FROM generate_series(1, 3000) g")
+    observer = _StoppedWhileCopied()
+    with running(made, observer) as run:
+        observer.stop = run.pipeline.stop
+        wait_for(lambda: run.result is not None, "the run to end", lambda: run.failure, DEADLINE_SECONDS)
+    address, big = made.config.source.address(), [TableName("public", "big")]
+    with connect(address) as connection:
+        detach(connection, made.slot, big)
+    database.execute("DELETE FROM big WHERE id <= 10; UPDATE big SET v = 'y' WHERE id > 2990")
+    ensure_trigger_coverage(address, made.slot, big, manage=True)
+    observer.stop = lambda: None
     order(made.path, ["public.small"], "resume")
     assert not made.run_once(observer).failed
     assert not observer.resumed

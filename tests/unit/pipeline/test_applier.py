@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.config.policies import SchemaRule
 from penstock.errors import (
     MembersDifferError,
     PenstockError,
@@ -24,6 +25,7 @@ from penstock.errors import (
 from penstock.pipeline import error_policy
 from penstock.pipeline.error_policy import TableRetries
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
@@ -394,6 +396,35 @@ def test_a_copy_that_arrives_when_its_table_has_failed_is_no_ones(setup: Applier
     assert setup.applier.tables.statuses[SECOND].state is TableState.FAILED
     assert setup.sink.load_target(SECOND) is None
     assert SECOND not in setup.sink.taken
+
+
+def test_a_table_that_is_added_again_does_not_need_the_resync_from_before_its_removal(
+    setup: ApplierSetup,
+) -> None:
+    tables = setup.applier.tables
+    tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    tables.await_resync(FIRST, "it was renamed")
+    tables.remove(FIRST)
+    setup.applier.apply(at(200))
+    tables.add_filled(setup.sink.target(ORDERS, 200), paused=False)
+    setup.applier.apply(at(300))
+    tables.resync_failed(FIRST, "the target cannot be read")
+    assert tables.statuses[FIRST].state is TableState.STREAMING
+
+
+def test_the_catalog_is_compared_while_an_epoch_adds_a_table(
+    setup: ApplierSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.applier.tables.start({FIRST: setup.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    targets = setup.applier.tables.targets
+
+    def rule_of(_: TableName) -> SchemaRule:
+        targets[SECOND] = setup.sink.target(ITEMS, 100)
+        return SchemaRule()
+
+    monkeypatch.setattr(setup.applier._tracker, "_rule_of", rule_of)
+    setup.applier.observe_catalog(CatalogSnapshot({FIRST: ORDERS}))
+    assert targets.keys() == {FIRST, SECOND}
 
 
 def test_actions_after_a_removal_wait_until_no_epoch_touches_the_table(setup: ApplierSetup) -> None:

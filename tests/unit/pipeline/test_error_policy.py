@@ -26,6 +26,7 @@ from penstock.pipeline.error_policy import (
     USUAL_ATTEMPTS,
     Action,
     TableRetries,
+    UnreadableStarts,
     decide,
     final,
 )
@@ -170,3 +171,26 @@ def test_an_attempt_is_counted_while_other_tables_succeed_in_other_threads() -> 
 def test_the_remedy_of_an_error_that_has_one_is_kept() -> None:
     shown: PenstockError = final(SinkError("no", hint="mount it"), TABLE)
     assert shown.hint == "mount it; then penstock tables resync CONFIG public.t"
+
+
+A, B = TableName("public", "a"), TableName("public", "b")
+
+
+def test_only_consecutive_starts_without_any_target_count() -> None:
+    starts, errors = UnreadableStarts(), {A: SinkError("storage is away")}
+    for outage in range(3):
+        for start in range(USUAL_ATTEMPTS - 1):
+            starts.begin()
+            assert starts.may_retry(errors, ()), f"start {start} of outage {outage}"
+        starts.begin()  # a target can be read again
+    for _ in range(USUAL_ATTEMPTS - 1):
+        starts.begin()
+        assert starts.may_retry(errors, ())
+    starts.begin()
+    assert not starts.may_retry(errors, ())
+
+
+def test_the_resync_of_one_table_does_not_fail_the_others_while_storage_is_away() -> None:
+    errors = {A: SinkError("storage is away"), B: SinkError("storage is away")}
+    assert UnreadableStarts().may_retry(errors, {A})
+    assert not UnreadableStarts().may_retry(errors, {A, B}), "waiting does not help"

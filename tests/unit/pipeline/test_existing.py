@@ -13,8 +13,9 @@ from penstock.config.policies import ExistingPolicy
 from penstock.errors import TargetForeignError
 from penstock.pipeline.table_overrides import load_overrides
 from penstock.pipeline.table_reconciler import mark_adopted, take_over
-from penstock.pipeline.table_selection import Selection, Tables, inspect_pipeline
+from penstock.pipeline.table_selection import Selection, inspect_pipeline
 from penstock.pipeline.table_states import TableState
+from penstock.pipeline.tables import Tables
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target

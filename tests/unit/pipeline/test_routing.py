@@ -25,8 +25,8 @@ from penstock.pipeline.routing import gather, route_tables, routed_views
 from penstock.pipeline.schema_changes.catalog_changes import include_dropped
 from penstock.pipeline.schema_changes.tracker import CatalogSnapshot, SchemaTracker, find_resync_reason
 from penstock.pipeline.sources.resume_checks import fail_rejoined
-from penstock.pipeline.table_selection import Tables, fail_unpublished
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+from penstock.config.model import PipelineConfig
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     NoTablesError,
@@ -24,21 +25,21 @@ from penstock.pipeline.error_policy import (
     USUAL_ATTEMPTS,
     attempts_without_any_target,
 )
-from penstock.pipeline.sources.resume_checks import fail_rejoined, load_memberships, save_memberships
-from penstock.pipeline.table_selection import (
-    Selection,
-    Tables,
-    check_selected,
-    fail_blocked,
-    fail_over_holes,
-    inspect_pipeline,
+from penstock.pipeline.sources.resume_checks import (
+    fail_rejoined,
+    load_memberships,
+    record_memberships,
+    save_memberships,
+    update_memberships,
 )
+from penstock.pipeline.table_selection import Selection, check_selected, inspect_pipeline
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.membership import Membership
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.base import Target, Targets
+from penstock.sinks.base import SNAPSHOTS, Target, Targets
 from penstock.storage.temporary import is_case_sensitive
 
 GOOD, BAD = TableName("public", "good"), TableName("public", "bad")
@@ -118,8 +119,8 @@ def test_an_unreadable_target_fails_its_table_and_all_of_them_once_the_shared_pa
     }
     asked: list[list[str]] = []
 
-    def note(errors: Sequence[PenstockError]) -> None:
-        asked.append([error.message for error in errors])
+    def note(errors: Mapping[TableName, PenstockError]) -> None:
+        asked.append([error.message for error in errors.values()])
 
     tables = inspect_pipeline(Selection(found, schemas, {}), Broken(BAD), None, on_none_readable=note)
     assert {name: status.state for name, status in tables.statuses.items()} == {
@@ -188,6 +189,18 @@ def _memberships(good: str, bad: str) -> dict[TableName, Membership]:
     return {GOOD: Membership(None, good), BAD: Membership(None, bad)}
 
 
+def _config(root: Path) -> PipelineConfig:
+    return PipelineConfig.model_validate(
+        {
+            "pipeline": "shop",
+            "source": {"dsn": "dbname=shop"},
+            "tables": [{"table": "public.good"}, {"table": "public.bad"}],
+            "sink": {"delta": {"path": str(root / "lake")}},
+            "state": str(root / "state"),
+        }
+    )
+
+
 def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_resynced(
     tmp_path: Path,
 ) -> None:
@@ -208,6 +221,46 @@ def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_re
     )
     assert anew.capturable == [GOOD, BAD]
     assert load_memberships(tmp_path) == _memberships("1/10", "1/12")
+
+
+def test_P08_an_unfinished_snapshot_is_forgotten_if_its_table_left_the_publication_and_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunks lack the changes from the time between, and the spool does not have them either."""
+    config = _config(tmp_path)
+    snapshots = tmp_path / "lake" / SNAPSHOTS / "shop"
+    unfinished = [snapshots / name.schema / name.name / "plan.json" for name in (GOOD, BAD)]
+    for path in unfinished:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    before, now = _memberships("1/10", "1/11"), _memberships("1/10", "1/12")
+
+    def end(*_: object) -> None:
+        raise OSError("the run ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.pipeline.sources.resume_checks.save_memberships", end)
+        with pytest.raises(OSError, match="the run ends"):
+            record_memberships(config, _pending(), before, now, str, is_alone=True)
+    assert [path.exists() for path in unfinished] == [True, False], "before the new membership is recorded"
+    tables = _pending()
+    record_memberships(config, tables, before, now, str, is_alone=True)
+    assert tables.unpublished == {BAD}
+    assert tables.capturable == [GOOD, BAD]
+    assert load_memberships(config.state) == now
+
+
+def test_a_resync_that_ends_while_tables_are_added_keeps_its_membership(tmp_path: Path) -> None:
+    """The main thread has loaded the memberships when the thread of an epoch records that of a resync."""
+    config = _config(tmp_path)
+    save_memberships(config.state, {GOOD: Membership(None, "1/10")})
+    tables = Tables(statuses={BAD: TableStatus(TableState.PENDING)})
+    found = {BAD: Membership(None, "1/11")}
+
+    recorded = load_memberships(config.state)
+    update_memberships(config.state, {GOOD: Membership(None, "1/20")})
+    record_memberships(config, tables, recorded, found, str, is_alone=False)
+    assert load_memberships(config.state) == _memberships("1/20", "1/11")
 
 
 def test_P08_a_record_of_a_former_version_learns_which_act_published_the_schema() -> None:

@@ -14,14 +14,9 @@ from penstock.pipeline.checks.findings import Finding, Step
 from penstock.pipeline.epoch_log import Epoch, EpochLog
 from penstock.pipeline.sink_factory import open_targets
 from penstock.pipeline.sources.resume_checks import check_log, check_origin, fail_rejoined, load_memberships
-from penstock.pipeline.table_selection import (
-    Selection,
-    Tables,
-    fail_unpublished,
-    find_indistinct,
-    inspect_pipeline,
-)
+from penstock.pipeline.table_selection import Selection, find_indistinct, inspect_pipeline
 from penstock.pipeline.table_states import TableState
+from penstock.pipeline.tables import Tables, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.membership import inspect_memberships

@@ -241,11 +241,15 @@ class DeadLetterCompactor:
         target = self.directory / f"{_SETTLED}{secrets.token_hex(8)}.parquet"
         temporary = target.with_name(f".{target.name}.tmp")
         seen: set[tuple[object, ...]] = set()
-        with storage.open_new(temporary) as file, pq.ParquetWriter(file, DEAD_LETTER_SCHEMA) as writer:
-            for path in paths:  # one file at a time: all files together may be large
-                letters = _load([path])
-                writer.write_table(without_duplicates(letters.filter(_since(letters, before)), seen))
-        storage.sync_file(temporary)
+        try:
+            with storage.open_new(temporary) as file, pq.ParquetWriter(file, DEAD_LETTER_SCHEMA) as writer:
+                for path in paths:  # one file at a time: all files together may be large
+                    letters = _load([path])
+                    writer.write_table(without_duplicates(letters.filter(_since(letters, before)), seen))
+            storage.sync_file(temporary)
+        except BaseException:
+            storage.delete(temporary)  # it is tried again every minute, perhaps because the disk is full
+            raise
         with lock:
             if seen:
                 storage.rename(temporary, target)

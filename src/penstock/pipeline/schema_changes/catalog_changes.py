@@ -21,8 +21,8 @@ from penstock.config.model import PipelineConfig
 from penstock.errors import MembersDifferError, PenstockError, Recovery, SpoolCorruptError
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.retries import check_format
-from penstock.pipeline.table_selection import Tables, status_of
 from penstock.pipeline.table_states import TableState
+from penstock.pipeline.tables import Tables, status_of
 from penstock.postgres.catalog import TypeText, inspect_names, inspect_type_texts
 from penstock.postgres.connection import Connection
 from penstock.schema import TableName, TableSchema

@@ -32,7 +32,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class SnapshotListener(Protocol):
-    """Receives finished copies: `TableLifecycle` for snapshots, `Resyncs` for resyncs."""
+    """Receives finished copies: `TableLifecycle` for snapshots, a `ResyncListener` for each resync."""
 
     def set_fence(self, name: TableName, fence: Position) -> None: ...
 
@@ -159,11 +159,15 @@ class BackgroundSnapshots:
                 }
             for name, failure in failures.items():
                 del waiting[name]
-                if name in self._abandoned:
-                    self._forget(name)
-                    continue
-                self._listener.fail(name, failure)
+                self._end_failed(name, failure)
+
+    def _end_failed(self, name: TableName, error: PenstockError) -> None:
+        with self._lock:  # `abandon` must find the table either copying or ended
+            if name not in self._abandoned:
+                self._listener.fail(name, error)
                 self._copying.discard(name)
+                return
+        self._forget(name)
 
     def _forget(self, name: TableName) -> None:
         """Forget a removed table whose copy has ended. It may be added again."""

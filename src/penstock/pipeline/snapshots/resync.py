@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class Resyncs:
         self._observer = observer
         self._on_done = on_done
         self._holds: dict[TableName, Position] = {}
-        self._arrivals: deque[Target] = deque()
+        self._arrivals: deque[tuple[Target, Sink]] = deque()
         self._ready: dict[TableName, Target] = {}
         self._tried: dict[TableName, Position] = {}
         """By table, the position of a swap that may have succeeded without a reply."""
@@ -108,6 +108,10 @@ class Resyncs:
     def __contains__(self, name: TableName) -> bool:
         return name in self._sinks
 
+    def is_current(self, name: TableName, sink: Sink) -> bool:
+        """Whether the resync whose copy is written to `sink` is still in progress."""
+        return self._sinks.get(name) is sink
+
     def begin(self, name: TableName, sink: Sink, position: Position) -> None:
         """Start a resync whose copy is written to `sink`. From then on the spool keeps everything after
         `position`.
@@ -131,9 +135,10 @@ class Resyncs:
         hands the shadow over to the epoch.
         """
         sink = self._sinks.get(target.table)
+        if sink is None:
+            return
         try:
-            for _ in range(_ROUNDS if sink is not None else 0):
-                assert sink is not None
+            for _ in range(_ROUNDS):
                 began = time.monotonic()
                 target, is_plain = self._catch_up(sink, target)
                 self._prepare(target.table, sink)
@@ -144,7 +149,7 @@ class Resyncs:
                 "shadow is left to an epoch",
                 extra={"table": str(target.table), "reason": type(error).__name__},
             )
-        self._arrivals.append(target)
+        self._arrivals.append((target, sink))
 
     def _catch_up(self, sink: Sink, target: Target) -> tuple[Target, bool]:
         """Apply to a shadow the changes up to the last recorded epoch. Returns the shadow, and False if some
@@ -167,7 +172,7 @@ class Resyncs:
 
     def _prepare(self, name: TableName, sink: Sink) -> None:
         with self._preparing:
-            if self._sinks.get(name) is sink:
+            if self.is_current(name, sink):
                 self._main.prepare_replace(name, sink)
 
     def fail(self, name: TableName, error: PenstockError) -> None:
@@ -197,8 +202,8 @@ class Resyncs:
         swapped in.
         """
         while self._arrivals:
-            target = self._arrivals.popleft()
-            if target.table in self._sinks:
+            target, sink = self._arrivals.popleft()
+            if self.is_current(target.table, sink):
                 self._ready[target.table] = target
         return any(map(self._attempts.is_due, self._ready))
 
@@ -342,3 +347,27 @@ class Resyncs:
     def _forget_attempts(self, name: TableName) -> None:
         self._attempts.forget(name)
         self._retries.clear(f"resync of {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncListener:
+    """Receives the copy of one resync, which is written to `sink`.
+
+    A thread may still copy when its resync was ended and another one of the same table has begun. What it
+    reports is ignored then.
+    """
+
+    resyncs: Resyncs
+    sink: Sink
+
+    def set_fence(self, name: TableName, fence: Position) -> None:
+        if self.resyncs.is_current(name, self.sink):
+            self.resyncs.set_fence(name, fence)
+
+    def add_copied(self, target: Target) -> None:
+        if self.resyncs.is_current(target.table, self.sink):
+            self.resyncs.add_copied(target)
+
+    def fail(self, name: TableName, error: PenstockError) -> None:
+        if self.resyncs.is_current(name, self.sink):
+            self.resyncs.fail(name, error)

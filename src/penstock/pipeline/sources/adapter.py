@@ -1,4 +1,4 @@
-"""Source operations other than reading changes (identity, provisioning, snapshots), one implementation per
+"""Source operations other than reading changes (identity, provisioning, snapshots), one `SourceAdapter` per
 capture method.
 
 `source_adapter` is the only place in the pipeline that chooses by capture method; everything that depends on
@@ -7,7 +7,6 @@ the method is a method of `SourceAdapter`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -38,16 +37,16 @@ from penstock.errors import (
 )
 from penstock.lag import unreserved_slot
 from penstock.pipeline.epoch_log import Epoch
+from penstock.pipeline.sources.base import Describe, SourceAdapter
 from penstock.pipeline.sources.resume_checks import (
     check_log,
     check_origin,
-    fail_rejoined,
     interrupted_tables,
     load_memberships,
-    save_memberships,
+    record_memberships,
 )
-from penstock.pipeline.table_selection import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.pipeline.table_states import TableStatus
+from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.capture_triggers import (
     detach,
@@ -55,10 +54,10 @@ from penstock.postgres.capture_triggers import (
     inspect_begin,
     inspect_trigger_memberships,
 )
-from penstock.postgres.catalog import CatalogTable, inspect_whole_rows
+from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.change_table import ChangeTable, TableState, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.consistent_read import flush_log, inspect_system, shown_position
+from penstock.postgres.consistent_read import flush_log
 from penstock.postgres.membership import (
     Membership,
     inspect_memberships,
@@ -79,128 +78,6 @@ from penstock.postgres.slot import (
 from penstock.postgres.snapshot_export import Export, ExportedSnapshot, export_snapshot
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
-
-Describe = Callable[[TableName], str]
-
-
-class SourceAdapter(ABC):
-    """The source of one configuration.
-
-    Opened for each use, because the tables of the configuration may change.
-    """
-
-    check_steps: tuple[str, ...]
-    """The steps of `penstock check`, in their order."""
-    can_align = True
-    """Whether an epoch can end at the position of a source snapshot, which `penstock verify` requires."""
-    needs_tables_first = False
-    """Whether a separate capture can start only when a table to capture exists."""
-
-    def __init__(self, config: PipelineConfig) -> None:
-        self._config = config
-        self._address = config.source.address()
-
-    @property
-    def slot(self) -> str | None:
-        """The replication slot, if the method uses one. A table is not copied after its slot was lost."""
-        return None
-
-    @property
-    def publication(self) -> str | None:
-        return None
-
-    @property
-    def change_table(self) -> str | None:
-        """The schema of the change table, if the method uses one."""
-        return None
-
-    @property
-    def positions_are_polls(self) -> bool:
-        """Whether a position stands for a poll, which has everything that was committed since the poll before
-        it.
-        """
-        return False
-
-    def check_server(self, connection: Connection) -> None:
-        """Raise an error if the server cannot be captured from, regardless of its tables."""
-        del connection
-
-    @abstractmethod
-    def begins_at(self, connection: Connection) -> Position:
-        """The position after which the source still has all changes. Zero if capture has not started."""
-
-    def is_internal(self, table: TableName) -> bool:
-        """Whether the table belongs to the capture itself, and is never mirrored."""
-        return self.change_table is not None and table.schema == self.change_table
-
-    def whole_rows(self, connection: Connection, oids: Collection[int]) -> Collection[int]:
-        """The OIDs of tables without a key whose updates and deletes are captured with the whole old row."""
-        return inspect_whole_rows(connection, oids)
-
-    def goal(self, connection: Connection) -> Position | None:
-        """The position that `run --once` has to reach to apply everything committed so far. None if it is
-        known only after `check_origin`.
-        """
-        return current_position(connection)
-
-    def seen(self, connection: Connection) -> Position | None:
-        """A position at or after every change made before this connection last read the catalog. None if it
-        is not known now.
-        """
-        return shown_position(connection)
-
-    @property
-    @abstractmethod
-    def export(self) -> Export:
-        """Takes a snapshot, with the position at which it is exact."""
-
-    def identify(self) -> SystemIdentity:
-        """System identifier and timeline of the server."""
-        with connect(self._address) as connection:
-            return inspect_system(connection)
-
-    @abstractmethod
-    def check_origin(
-        self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
-    ) -> None:
-        """Raise an error if the targets were filled from another server."""
-
-    def inspect_risks(self, connection: Connection) -> list[PenstockError]:
-        """Problems that do not stop this run, and may stop a later one."""
-        del connection
-        return []
-
-    @abstractmethod
-    def ensure(
-        self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
-    ) -> None:
-        """Provision the capture of the tables. Fail tables with missed changes. `is_alone`: no other tables
-        are streaming.
-        """
-
-    def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
-        """Captured tables whose changes may be missing, with the reason.
-
-        Called often while the pipeline runs, so it must be cheap.
-        """
-        return {}
-
-    def unidentified_tables(
-        self, connection: Connection, tables: Iterable[TableName]
-    ) -> dict[TableName, PenstockError]:
-        """Captured tables whose changes no longer identify their rows.
-
-        Called often while the pipeline runs, so it must be cheap.
-        """
-        return {}
-
-    @abstractmethod
-    def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
-        """Provision tables before their resync; returns the membership of each."""
-
-    @abstractmethod
-    def deprovision(self, tables: Collection[TableName]) -> None:
-        """Stop the capture of tables that the pipeline no longer needs."""
 
 
 class SlotSource(SourceAdapter):
@@ -267,8 +144,7 @@ class SlotSource(SourceAdapter):
             recorded = load_memberships(config.state)
             # A table that was removed from the publication and added again looks like one that was always in
             # it.
-            joined = fail_rejoined(tables, recorded, found, describe)
-            save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+            record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
             check_log(connection, config, tables, describe, is_alone=is_alone)
 
     @override
@@ -515,8 +391,7 @@ class TriggerSource(SourceAdapter):
             for name, before in load_memberships(config.state).items()
         }
         # A table whose triggers were dropped and created again looks like one that always had them.
-        joined = fail_rejoined(tables, recorded, found, describe)
-        save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+        record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
         fail_over_holes(
             tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone
         )

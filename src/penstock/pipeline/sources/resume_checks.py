@@ -25,8 +25,9 @@ from penstock.errors import (
 )
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.retries import check_format
-from penstock.pipeline.table_selection import Tables, fail_over_holes
-from penstock.pipeline.table_states import TableStatus
+from penstock.pipeline.snapshots.state import SnapshotStore
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, fail_over_holes
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.membership import CapturedTables, Membership
@@ -34,8 +35,10 @@ from penstock.postgres.server import SystemIdentity
 from penstock.postgres.slot import Slot, current_position, inspect_slot
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
+from penstock.storage.locks import exclusive
 
 _FILE = "membership.json"
+_LOCK = "membership.lock"
 _FORMAT = 1
 
 
@@ -58,6 +61,15 @@ def save_memberships(state: Path, memberships: Mapping[TableName, Membership]) -
     storage.put(state / _FILE, json.dumps({"format": _FORMAT, "tables": tables}).encode())
 
 
+def update_memberships(state: Path, found: Mapping[TableName, Membership]) -> None:
+    """Replace the recorded memberships of some tables. Resyncs end in the thread of an epoch, while the main
+    thread may add tables.
+    """
+    storage.ensure_directory(state)
+    with exclusive(state / _LOCK):
+        save_memberships(state, {**load_memberships(state), **found})
+
+
 def fail_rejoined(
     tables: Tables,
     recorded: Mapping[TableName, Membership],
@@ -67,10 +79,14 @@ def fail_rejoined(
     """Fail the filled tables whose membership was interrupted, and return the memberships to record.
 
     A failed table keeps its old entry, so it fails again if this run ends before its state is stored.
+    A pending table counts as unpublished until now: the chunks of an unfinished snapshot lack changes.
     """
-    interrupted = interrupted_tables(
-        recorded, found, [source for name in tables.filled for source in tables.sources_of(name)]
-    )
+    pending = [name for name, status in tables.statuses.items() if status.state is TableState.PENDING]
+    compared = [source for name in (*tables.filled, *pending) for source in tables.sources_of(name)]
+    interrupted = interrupted_tables(recorded, found, compared)
+    tables.unpublished |= {
+        name for name in pending if not interrupted.keys().isdisjoint(tables.sources_of(name))
+    }
     for name in tables.filled:
         for source in tables.sources_of(name):
             if source in interrupted:
@@ -80,6 +96,29 @@ def fail_rejoined(
     known = {source for name in tables.statuses for source in tables.sources_of(name)}
     kept = {name: before for name, before in recorded.items() if name in known and name not in capturable}
     return kept | {name: now for name, now in found.items() if name in capturable}
+
+
+def record_memberships(
+    config: PipelineConfig,
+    tables: Tables,
+    recorded: Mapping[TableName, Membership],
+    found: Mapping[TableName, Membership],
+    describe: Callable[[TableName], str],
+    *,
+    is_alone: bool,
+) -> None:
+    """Fail tables whose membership was interrupted, and record the memberships of the others. `is_alone`:
+    the pipeline has no other tables.
+    """
+    joined = fail_rejoined(tables, recorded, found, describe)
+    # Before the new memberships hide the interruption: a run that ends in between must find it again.
+    snapshots = SnapshotStore(config.sink.root, config.pipeline)
+    for name in tables.unpublished:
+        snapshots.forget(name)
+    if is_alone:
+        save_memberships(config.state, joined)
+    else:
+        update_memberships(config.state, joined)
 
 
 def interrupted_tables(

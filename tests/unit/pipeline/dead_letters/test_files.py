@@ -126,3 +126,26 @@ def test_epochs_do_not_wait_while_settled_dead_letters_are_compacted(
     monkeypatch.undo()
     assert made.letters("superseded") == []
     assert len(made.letters()) == 1
+
+
+def test_a_compaction_that_meets_a_disk_error_leaves_no_file_behind(
+    made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made.box.store
+    made.source.insert(row(1))
+    epoch(made)
+    for number in range(2):
+        made.source.update(key(1), {"amount": BEYOND, "note": Value(str(number))})
+        epoch(made)
+    files = set(store.directory.iterdir())
+
+    def fail(_: Path) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "sync_file", fail)
+        with pytest.raises(OSError, match="no space"):
+            store.forget(datetime.now(UTC))
+    assert set(store.directory.iterdir()) == files
+    store.forget(datetime.now(UTC))
+    assert set(store.directory.iterdir()) != files, "the next attempt compacts them"

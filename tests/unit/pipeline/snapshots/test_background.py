@@ -87,6 +87,39 @@ def test_a_copy_of_a_removed_table_is_neither_handed_over_nor_resumed() -> None:
     assert listener.entered == 1, "once it was added again"
 
 
+def test_a_table_that_is_removed_while_its_copy_fails_can_be_copied_again() -> None:
+    coordinator, removing = _Coordinator(None), threading.Event()
+    copies: BackgroundSnapshots
+
+    class Failing(_Listener):
+        def fail(self, *_: object) -> None:
+            """The table is removed while the failure is reported, as by the thread of an epoch."""
+            thread = threading.Thread(target=remove)
+            thread.start()
+            assert removing.wait(10)
+            thread.join(0.5)
+
+    def remove() -> None:
+        removing.set()
+        copies.abandon(TABLE.name)
+
+    def refuse(*_: object) -> dict[TableName, SinkRefusedError]:
+        return {TABLE.name: SinkRefusedError("no", hint="no")}
+
+    copy, listener = coordinator.copy, Failing()
+    coordinator.copy = refuse  # type: ignore[method-assign,assignment]
+    copies = BackgroundSnapshots(
+        cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", listener), PipelineObserver()
+    )
+    copies.start([TABLE])
+    wait_for(lambda: copies.is_over and "forget" in coordinator.asked, "the copy to have failed")
+    coordinator.copy = copy  # type: ignore[method-assign]
+    coordinator.may_end.set()
+    copies.start([TABLE])
+    wait_for(lambda: copies.is_over, "the next copy to be over")
+    assert listener.entered == 1
+
+
 @pytest.mark.parametrize("failure", [None, SinkRefusedError("no", hint="no")])
 def test_a_copy_is_over_when_its_thread_has_ended_and_has_nothing_to_raise(failure: Exception | None) -> None:
     coordinator = _Coordinator(failure)
