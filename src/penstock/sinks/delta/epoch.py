@@ -259,6 +259,8 @@ class DeltaCommit:
         files = self.state.files
         if any(part.emptied for part in parts):
             return [removed(file) for file in files.values()], set()
+        if not any(part.deletions.count for part in parts):
+            return [], set()  # so that the cost of inserts does not depend on the number of files
         scans = (ScanFile(file.path, (), file.vector) for file in files.values())
         marks = mark_files(self.path, scans, [part.deletions for part in parts], executors, self.attempt)
         actions: list[dict[str, Any]] = []

@@ -187,12 +187,25 @@ def test_K09_an_epoch_is_computed_again_when_another_writer_committed_first(lake
     assert lake.is_right
 
 
-def test_an_epoch_of_inserts_reads_no_file_of_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_of_inserts_reads_no_file_of_the_table(lake: Lake) -> None:
     lake.source.insert({"id": Value(20), "note": Value("new")})
     lake.source.commit()
     (task,) = lake.epoch(lake.slices()).plan(2)
     assert task.adds_only
     assert task.table.files == ()
+
+
+def test_the_commit_of_an_epoch_of_inserts_visits_no_file_of_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("an insert must not cost time for each file of the table")
+
+    lake.source.insert({"id": Value(20), "note": Value("new")})
+    lake.source.commit()
+    monkeypatch.setattr(delta_epoch, "mark_files", fails)
+    assert lake.epoch(lake.slices()).apply(InlineExecutors())
+    assert lake.is_right
 
 
 def test_a_file_without_rows_is_removed_and_the_others_keep_theirs(lake: Lake) -> None:
