@@ -116,8 +116,6 @@ Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], Analysis]
 
 TargetColumn = MadeColumn | Computed
 
-_OF_NULL = "CAST(NULL AS …) gives null a type"
-_OF_OTHERS = "to_json(…) makes a text of it, CAST(… AS …) another type"
 _UNNAMED = re.compile(r"[\s(){},;=]")
 
 
