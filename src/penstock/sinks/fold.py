@@ -39,7 +39,6 @@ from penstock.change import (
 )
 from penstock.errors import SinkRefusedError
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
 from penstock.sinks.modes import (
     CURRENT,
     DELETED,
@@ -48,6 +47,7 @@ from penstock.sinks.modes import (
     VALID_FROM_TIME,
     VALID_TO,
     VALID_TO_TIME,
+    Layout,
     Mode,
 )
 from penstock.sinks.row_chains import (

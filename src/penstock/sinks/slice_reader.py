@@ -39,7 +39,7 @@ from penstock.foreign import describe
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.keys import Hashes, key_hashes
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind, take
 from penstock.sinks.row_values import View
 from penstock.spool.reader import FileSlice

@@ -57,7 +57,7 @@ from penstock.sinks.delta.state import (
 )
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
-from penstock.sinks.layout import Layout, known_columns
+from penstock.sinks.modes import Layout, known_columns
 from penstock.sinks.repair_files import match_column, match_text_column
 from penstock.sinks.row_chains import StoredRows, bools_of, ints_of
 from penstock.sinks.row_files import new_attempt, remove_attempt, removed_on_failure, write_batches

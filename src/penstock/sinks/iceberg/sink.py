@@ -86,9 +86,8 @@ from penstock.sinks.iceberg.swap import (
     remove_links,
     spark_errors,
 )
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import Mode, ModeOf, mirrored
+from penstock.sinks.modes import Layout, Mode, ModeOf, mirrored
 from penstock.sinks.row_files import new_attempt, remove_attempt
 from penstock.sinks.slice_reader import slices_after
 from penstock.storage.temporary import is_case_sensitive

@@ -39,7 +39,7 @@ from penstock.sinks.base import (
     rewound_error,
 )
 from penstock.sinks.executors import Executors, are_light
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
 from penstock.sinks.parquet.targets import (
     MODE,

@@ -40,8 +40,7 @@ from penstock.sinks.delta.lookup import Bounds, load_bounds
 from penstock.sinks.delta.state import DataFile, Unsupported
 from penstock.sinks.executors import In, Out
 from penstock.sinks.keys import key_hashes
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_files import write_batches
 from tests.support.delta_tables import (
     APPLICATION,
