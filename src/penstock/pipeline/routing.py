@@ -1,8 +1,8 @@
 """Route several source tables into one target table, and plan the changes of each table in an epoch.
 
 A routed table has a name, a state and a target like any other. The publication and the WAL have its members.
-Each set of members and schemas has a number, computed in `schema.py`. A target that was
-filled under another number must be resynced.
+Each set of members and schemas has a number, computed in `schema.py`. A target that was filled under another
+number must be resynced.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from penstock.arrow import Ragged, as_arrow, as_bools
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
-from penstock.postgres.pgoutput.framing import (
+from penstock.postgres.pgoutput.messages import (
     DELETE,
     INSERT,
     TRUNCATE,

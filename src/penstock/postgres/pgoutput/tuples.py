@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.arrow import bitmap
 from penstock.errors import ProtocolError, UnreadableTextError
-from penstock.postgres.pgoutput.framing import BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.messages import BoolArray, ByteArray, Frames, IntArray
 from penstock.postgres.types.column import DecodedColumn
 from penstock.postgres.types.registry import builtin_reader, decode_column
 from penstock.schema import Column
