@@ -63,7 +63,7 @@ from penstock.postgres.pgoutput.messages import (
     payload_sizes,
 )
 from penstock.postgres.pgoutput.relations import FullKeys, LoadKey, RelationHistory, Versions
-from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches
+from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches, walk
 from penstock.postgres.pgoutput.transactions import (
     BETWEEN,
     IN_TRANSACTION,
@@ -74,7 +74,6 @@ from penstock.postgres.pgoutput.transactions import (
     decode_commits,
     decode_stream_commit,
 )
-from penstock.postgres.pgoutput.tuples import walk
 from penstock.postgres.types.registry import TypeResolver
 
 
