@@ -38,6 +38,7 @@ from penstock.change import (
     ChangeType,
 )
 from penstock.errors import SinkRefusedError
+from penstock.sinks.key_moves import HELPER
 from penstock.sinks.keys import key_codes
 from penstock.sinks.modes import (
     CURRENT,
@@ -63,7 +64,6 @@ from penstock.sinks.row_chains import (
     take,
 )
 from penstock.sinks.row_values import Lookup, Stored, Values, View, check_found, key_table, live_rows
-from penstock.sinks.slice_reader import HELPER
 
 
 def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, Lookup]:

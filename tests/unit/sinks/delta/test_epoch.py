@@ -25,7 +25,7 @@ from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import KeyChangesTooLargeError, SinkError
 from penstock.pipeline.error_policy import Action, decide
 from penstock.position import Position
-from penstock.sinks import slice_reader
+from penstock.sinks import key_moves, slice_reader
 from penstock.sinks import slice_reader as shares
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.delta import deletions
@@ -358,7 +358,7 @@ def test_key_changes_that_connect_more_changes_than_a_task_may_hold_fail_the_tab
     lake = _shifted(tmp_path, 200)
     before = lake.files()
     monkeypatch.setattr(shares, "ROWS_A_TASK", 50)
-    monkeypatch.setattr(slice_reader, "CONNECTED_ROWS", 60)
+    monkeypatch.setattr(key_moves, "CONNECTED_ROWS", 60)
     with pytest.raises(KeyChangesTooLargeError, match=r"key changes of public\.items") as failed:
         lake.epoch(lake.slices()).apply(InlineExecutors())
     assert failed.value.hint is not None
