@@ -140,7 +140,7 @@ def key_in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, .
     return names if len(names) == len(key) else ()
 
 
-# --- routed tables -------------------------------------------------------------------------------------------
+# --- routed tables ---------------------------------------------------------------------------------------
 
 _TEXT_OID = 25
 _FIRST_OWN_OID = 16_384
