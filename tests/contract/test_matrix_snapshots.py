@@ -11,6 +11,7 @@ from penstock.position import Position
 from penstock.sinks.delta import sink as delta
 from penstock.sinks.delta import swap
 from penstock.sinks.iceberg import sink as iceberg
+from penstock.sinks.iceberg import swap as iceberg_swap
 from penstock.sinks.iceberg.catalog import IcebergCatalog
 from penstock.sinks.modes import Mode
 from tests.support.contract.crash_table import Busy, CrashTable
@@ -29,7 +30,7 @@ _FILLING: dict[str, tuple[Seam, ...]] = {
 }
 _REPLACING: dict[str, tuple[Seam, ...]] = {
     "delta": ((storage, "link"), (swap, "commit"), (delta.DeltaSink, "_check_reached")),
-    "iceberg": ((IcebergCatalog, "load"), (iceberg, "link_files"), (IcebergCatalog, "swap")),
+    "iceberg": ((IcebergCatalog, "load"), (iceberg_swap, "link_files"), (IcebergCatalog, "swap")),
 }
 """The steps between which a process can die, by kind of sink."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
+from penstock import storage
 from penstock.errors import SinkError, SinkRefusedError
 from penstock.position import Position
 from penstock.schema import Column, TableSchema
@@ -213,6 +215,29 @@ def test_a_shadow_takes_the_log_s_place(harness: ParquetHarness) -> None:
     shadow.drop(ITEMS)
     main.drop_shadows()
     assert harness.rows() == rows
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_the_old_log_of_a_replacement_that_died_is_removed_by_the_next_run(
+    harness: ParquetHarness, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    harness.copy()
+    shadow = harness.sink.shadow("c0ffee")
+    main, harness.sink = harness.sink, shadow
+    harness.copy()
+    rename, calls = storage.rename, count()
+
+    def dies(source: Path, target: Path) -> None:
+        rename(source, target)
+        if next(calls) == renames - 1:
+            raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "rename", dies)
+        with pytest.raises(SystemExit):
+            main.replace(ITEMS, shadow, Position.of(harness.source.fence))
+    main.drop_shadows()
+    assert [path.name for path in harness.path.parent.iterdir()] == ["items"] * (renames - 1)
 
 
 def test_a_column_of_the_name_that_positions_have_is_refused(harness: ParquetHarness) -> None:

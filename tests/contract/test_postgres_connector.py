@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,16 +14,11 @@ from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINA
 from penstock.connectors.postgres import PostgresConnector
 from penstock.contracts.connector import Health, SourceBatch, SourceCheckpoint, SourceConnector
 from penstock.errors import (
-    CheckpointError,
     ConfigError,
     ConnectorError,
-    PositionGapError,
-    PublicationError,
     SchemaIncompatibleError,
     SlotMissingError,
     SpoolError,
-    TableGapError,
-    UnrepresentableError,
 )
 from penstock.position import Position
 from penstock.testing.connector_conformance import SourceConnectorConformance
@@ -33,6 +28,7 @@ from tests.support.contract.postgres_connector import (
     PostgresConnectorHarness,
     postgres_connector_harness,
     unwritable,
+    wait_until_copied,
 )
 from tests.support.contract.tables_harness import end_connections, shut
 from tests.support.fix_postgres import Database
@@ -43,11 +39,6 @@ from tests.support.registry import EmbeddedRegistry
 def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresConnectorHarness]:
     with postgres_connector_harness(shared_database, tmp_path) as made:
         yield made
-
-
-def told(harness: PostgresConnectorHarness, options: Mapping[str, str]) -> PostgresConnectorHarness:
-    """The same source, with further options."""
-    return PostgresConnectorHarness(harness.wal, options)
 
 
 class TestPostgresConnector(SourceConnectorConformance):
@@ -132,7 +123,7 @@ def test_updates_deletes_key_changes_and_truncates_end_equal_to_the_source(
     harness: PostgresConnectorHarness,
 ) -> None:
     table, other = harness.wal.table, harness.wal.other
-    both = told(harness, {"tables": f"{table}, {other}"})
+    both = harness.with_options({"tables": f"{table}, {other}"})
     harness.add(*((each, "x") for each in range(20)))
     target: dict[str, dict[int, str | None]] = {}
     with opened(both) as connector:
@@ -157,7 +148,7 @@ def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(
     harness: PostgresConnectorHarness,
 ) -> None:
     table, other = harness.wal.table, harness.wal.other
-    both = told(harness, {"tables": f"{table}, {other}"})
+    both = harness.with_options({"tables": f"{table}, {other}"})
     with opened(both) as connector:
         wait_for(
             lambda: not connector.poll_batch(1) and harness.wal.has_slot,
@@ -165,12 +156,7 @@ def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(
             lambda: None,
             harness.deadline_seconds,
         )
-        wait_for(
-            lambda: "to_copy" not in copying(connector),
-            "the end of the snapshot",
-            lambda: copying(connector),
-            harness.deadline_seconds,
-        )
+        wait_until_copied(harness, connector)
         stored = connector.checkpoint()
     with harness.database.connect() as connection:
         for each in range(6):
@@ -187,11 +173,6 @@ def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(
     assert {(name, each) for name, each, _ in seen} == {
         (str(name), each) for name in (table, other) for each in range(6)
     } | {(str(table), 999)}
-
-
-def copying(connector: SourceConnector) -> Mapping[str, str]:
-    connector.poll_batch(1)
-    return connector.checkpoint().metadata
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------
@@ -285,7 +266,7 @@ def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(
     with opened(harness) as connector:
         take(harness, connector, 1)
         stored = connector.checkpoint()
-    both = told(harness, {"tables": f"{table}, {other}"})
+    both = harness.with_options({"tables": f"{table}, {other}"})
     harness.add((999, "mark"))
     target: dict[str, dict[int, str | None]] = {str(table): {1: "x"}}
     with opened(both, stored) as connector:
@@ -299,7 +280,7 @@ def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_
     table, other, publication = harness.wal.table, harness.wal.other, harness.wal.settings.publication
     harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}")
     harness.database.execute(f"INSERT INTO {other} VALUES (1, 'old')")
-    all_of_them = told(harness, {"tables": ""})
+    all_of_them = harness.with_options({"tables": ""})
     target: dict[str, dict[int, str | None]] = {}
     with opened(all_of_them) as connector:
         harness.add((1, "x"))
@@ -320,7 +301,7 @@ def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_
 
 def test_without_snapshot_only_changes_from_now_on_are_returned(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "before"))
-    with opened(told(harness, {"snapshot": "never"})) as connector:
+    with opened(harness.with_options({"snapshot": "never"})) as connector:
         wait_for(
             lambda: connector.poll_batch(1) is None and harness.wal.has_slot,
             "a slot",
@@ -329,162 +310,6 @@ def test_without_snapshot_only_changes_from_now_on_are_returned(harness: Postgre
         )
         harness.add((2, "after"))
         assert take(harness, connector, 1) == [(2, "after")]
-
-
-# --- holes --------------------------------------------------------------------------------------------------
-
-
-def stored_place(harness: PostgresConnectorHarness) -> SourceCheckpoint:
-    harness.add((1, "x"))
-    with opened(harness) as connector:
-        take(harness, connector, 1)
-        harness.add((2, "x"))
-        take(harness, connector, 1)
-        return connector.checkpoint()
-
-
-def test_a_checkpoint_whose_slot_is_gone_is_refused(harness: PostgresConnectorHarness) -> None:
-    stored = stored_place(harness)
-    harness.wal.drop_slot()
-    with pytest.raises(SlotMissingError), opened(harness, stored):
-        pass
-    assert not harness.wal.has_slot, "and no other one is created"
-
-
-def test_a_slot_that_is_past_the_checkpoint_is_a_hole(
-    harness: PostgresConnectorHarness, tmp_path: Path
-) -> None:
-    stored = stored_place(harness)
-    harness.wal.drop_slot()
-    harness.add((3, "lost"))
-    harness.database.query(
-        "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", harness.wal.settings.slot
-    )
-    elsewhere = told(harness, {"spool": str(tmp_path / "another")})
-    with pytest.raises(PositionGapError), opened(elsewhere, stored):
-        pass
-
-
-def test_a_lost_spool_loses_nothing(harness: PostgresConnectorHarness, tmp_path: Path) -> None:
-    stored = stored_place(harness)
-    harness.add((3, "x"))
-    with opened(told(harness, {"spool": str(tmp_path / "another")}), stored) as connector:
-        assert take(harness, connector, 1) == [(3, "x")]
-
-
-def test_a_table_that_left_the_publication_and_came_back_is_a_hole(harness: PostgresConnectorHarness) -> None:
-    stored = stored_place(harness)
-    publication = harness.wal.settings.publication
-    harness.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE {harness.table}")
-    harness.add((3, "not in the WAL"))
-    with pytest.raises(TableGapError, match="taken out"), opened(harness, stored):
-        pass
-    harness.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE {harness.table}")
-    with pytest.raises(TableGapError, match="put in again"), opened(harness, stored):
-        pass
-
-
-def test_another_table_of_the_same_name_is_a_hole(harness: PostgresConnectorHarness) -> None:
-    stored = stored_place(harness)
-    harness.database.execute(f"ALTER TABLE {harness.table} RENAME TO was_{harness.table.name}")
-    harness.database.execute(f"CREATE TABLE {harness.table} (id bigint PRIMARY KEY, note text)")
-    with pytest.raises(TableGapError, match="is called"), opened(harness, stored):
-        pass
-
-
-def test_a_table_that_is_renamed_while_it_is_followed_ends_the_stream(
-    harness: PostgresConnectorHarness,
-) -> None:
-    with opened(told(harness, {"watchSeconds": "0.05"})) as connector:
-        harness.add((1, "x"))
-        take(harness, connector, 1)
-        harness.database.execute(f"ALTER TABLE {harness.table} RENAME TO was_{harness.table.name}")
-        with pytest.raises(TableGapError, match="is called"):
-            wait_for(
-                lambda: connector.poll_batch(1) is not None,
-                "the error",
-                connector.checkpoint,
-                harness.deadline_seconds,
-            )
-
-
-def test_a_publication_that_leaves_changes_out_is_refused_with_the_fix(
-    harness: PostgresConnectorHarness,
-) -> None:
-    publication = harness.wal.settings.publication
-    harness.database.execute(
-        f"CREATE PUBLICATION {publication} FOR TABLE {harness.table} WITH (publish = 'insert')"
-    )
-    with opened(harness) as connector:
-        with pytest.raises(PublicationError, match="leaves out") as raised:
-            wait_for(
-                lambda: connector.poll_batch(1) is not None,
-                "the error",
-                connector.checkpoint,
-                harness.deadline_seconds,
-            )
-        assert "ALTER PUBLICATION" in (raised.value.hint or "")
-    assert not harness.wal.has_slot, "nothing is kept for a stream that cannot be"
-
-
-@pytest.mark.parametrize(
-    "alter",
-    [
-        lambda stored: SourceCheckpoint(
-            {**stored.offsets, "stream": "nowhere"}, stored.epoch, stored.metadata
-        ),
-        lambda stored: SourceCheckpoint(stored.offsets, stored.epoch, {**stored.metadata, "slot": "another"}),
-        lambda stored: SourceCheckpoint(
-            stored.offsets, stored.epoch, {**stored.metadata, "system": "no system"}
-        ),
-        lambda stored: SourceCheckpoint({"public.t": "0/0"}, stored.epoch, stored.metadata),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_ours_is_refused(
-    harness: PostgresConnectorHarness, alter: Callable[[SourceCheckpoint], SourceCheckpoint]
-) -> None:
-    stored = SourceCheckpoint({"stream": "0/10"}, 1, {"slot": harness.wal.settings.slot})
-    with pytest.raises(CheckpointError), opened(harness, alter(stored)):
-        pass
-
-
-def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(
-    harness: PostgresConnectorHarness,
-) -> None:
-    table, other = harness.wal.table, harness.wal.other
-    harness.database.execute(f"ALTER TABLE {other} ADD COLUMN at timestamptz")
-    strict = told(harness, {"tables": f"{table}, {other}", "onUnrepresentable": "error"})
-    with opened(strict) as connector:
-        wait_for(
-            lambda: "to_copy" not in copying(connector),
-            "the end of the snapshot",
-            lambda: copying(connector),
-            harness.deadline_seconds,
-        )
-        stored = connector.checkpoint()
-        with harness.database.connect() as connection:
-            connection.execute(f"INSERT INTO {table} VALUES (1, 'before')".encode())
-        with harness.database.connect() as connection:
-            connection.execute(f"INSERT INTO {table} VALUES (2, 'with it')".encode())
-            connection.execute(f"INSERT INTO {other} VALUES (2, 'bad', 'infinity')".encode())
-        assert take(harness, connector, 1) == [(1, "before")]
-        with pytest.raises(UnrepresentableError):
-            wait_for(
-                lambda: connector.poll_batch(10) is not None,
-                "the error",
-                connector.checkpoint,
-                harness.deadline_seconds,
-            )
-        assert connector.health_check().health is Health.UNHEALTHY
-        last = connector.checkpoint()
-        connector.notify_epoch_committed(last.epoch)
-    assert last.epoch > stored.epoch
-    lenient = told(harness, {"tables": f"{table}, {other}"})
-    with opened(lenient, last) as connector:
-        batches = [next_batch(lenient, connector), next_batch(lenient, connector)]
-    assert sorted(row["id"] for batch in batches for row in batch.records.to_pylist()) == [2, 2], (
-        "no change of that transaction was skipped"
-    )
 
 
 # --- acknowledging ------------------------------------------------------------------------------------------
@@ -540,7 +365,7 @@ def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(
     harness: PostgresConnectorHarness,
 ) -> None:
     harness.add((1, "x"))
-    with opened(told(harness, {"idleCheckpointBytes": "100000"})) as connector:
+    with opened(harness.with_options({"idleCheckpointBytes": "100000"})) as connector:
         flag = connector.checkpoint_requested()
         assert flag is not None
         take(harness, connector, 1)
@@ -568,7 +393,9 @@ def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(
 def test_health_depends_on_the_thresholds(harness: PostgresConnectorHarness) -> None:
     assert harness.connector().health_check().health is Health.UNKNOWN
     with opened(
-        told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})
+        harness.with_options(
+            {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"}
+        )
     ) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
@@ -639,7 +466,7 @@ with_registry = pytest.mark.timeout(1200)
 def test_schemas_of_tables_are_kept_in_a_real_registry(
     harness: PostgresConnectorHarness, registry: EmbeddedRegistry
 ) -> None:
-    kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
+    kept = harness.with_options({"registryUrl": registry.url, "registryPrefix": "conformance."})
     assert kept.registers_schemas, "or nothing would be asked of the registry"
     SourceConnectorConformance().test_schemas_are_registered_if_the_connector_supports_it(kept)
 
@@ -648,7 +475,7 @@ def test_schemas_of_tables_are_kept_in_a_real_registry(
 def test_the_registry_says_which_shapes_may_follow(
     harness: PostgresConnectorHarness, registry: EmbeddedRegistry
 ) -> None:
-    kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "following."})
+    kept = harness.with_options({"registryUrl": registry.url, "registryPrefix": "following."})
     table = str(harness.table)
     with opened(kept) as connector:
         aware = connector.as_schema_registry_aware()

@@ -18,7 +18,7 @@ from penstock.change import LogStep, TransactionPiece
 from penstock.errors import PositionGapError, SlotMissingError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PIECE_MESSAGES, PgOutputDecoder
-from penstock.postgres.pgoutput.framing import Payload
+from penstock.postgres.pgoutput.messages import Payload
 from penstock.spool.reader import SpoolReader
 from penstock.spool.retention import release
 from penstock.spool.status import load_status

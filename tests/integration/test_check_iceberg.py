@@ -21,8 +21,7 @@ from penstock.postgres.server import identify_system
 from penstock.postgres.slot import current_position
 from penstock.schema import TableName
 from penstock.sinks.iceberg.state import identity_properties, position_properties
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from tests.support.fix_check import Checker
 from tests.support.fix_postgres import Database
 

@@ -23,8 +23,7 @@ from penstock.schema import TableSchema
 from penstock.sinks.delta.definition import evolve_state
 from penstock.sinks.delta.epoch import DeltaCommit
 from penstock.sinks.evolution import ResyncRequired
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, DELETED, Mode
+from penstock.sinks.modes import CURRENT, DELETED, Layout, Mode
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.support.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, rows_of, state_of
 from tests.support.property.evolving import NAME, Act, Change, FollowingTarget, Source

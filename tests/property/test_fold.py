@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from penstock.change import UNCHANGED
 from penstock.schema import TableSchema
 from penstock.sinks.fold import Outcome, fold
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, VALID_FROM, VALID_TO, Mode
+from penstock.sinks.modes import CURRENT, VALID_FROM, VALID_TO, Layout, Mode
 from penstock.sinks.row_chains import NewRows
 from penstock.sinks.slice_reader import Part, select_part
 from tests.support.property.histories import (

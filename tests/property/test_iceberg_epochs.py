@@ -33,8 +33,7 @@ from penstock.sinks.iceberg.files import RewriteTask, RowRequest, StoredFiles, r
 from penstock.sinks.iceberg.reader import EpochTarget, TableReader
 from penstock.sinks.iceberg.schema import FIELD_ID
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, Mode
+from penstock.sinks.modes import CURRENT, Layout, Mode
 from penstock.sinks.row_values import View
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.support.delta_tables import InlineExecutors

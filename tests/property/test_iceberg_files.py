@@ -20,8 +20,7 @@ from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome
 from penstock.sinks.iceberg.files import EpochTask, StoredFiles, WrittenFile, named_columns, write_outcome
 from penstock.sinks.iceberg.schema import FIELD_ID, delete_columns
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_chains import NewRows
 
 PLAIN = Layout(pa.schema([("id", pa.int16()), ("note", pa.string())]), ("id",), Mode.MIRROR)

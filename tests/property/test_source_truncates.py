@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from penstock.change import CHANGE_TYPE, ORDINAL, ChangeType
 from penstock.schema import Column, TableSchema
 from penstock.sinks.fold import expand_source_truncates, fold
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from tests.support.property.histories import HEAP, KEYED, TABLES, Sizes, heap_of, sizes, source_model
 from tests.support.property.source_model import PlainTarget, Record, SourceModel, canonical, changes_table
 from tests.support.sinks.history import PLAIN

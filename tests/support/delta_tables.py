@@ -19,7 +19,7 @@ from penstock.sinks.delta.epoch import DeltaCommit
 from penstock.sinks.delta.lookup import ScanFile, TableFiles, read_groups
 from penstock.sinks.delta.state import DeltaState, file_schema, load_state, table_schema
 from penstock.sinks.executors import Executors, In, Out
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.row_files import write_batches
 from penstock.spool.reader import FileSlice
 

@@ -23,7 +23,6 @@ SMALL_MODULES = {
     "penstock/location.py": "a value that every layer uses, below all of them",
     "penstock/retry.py": "the one backoff, below all layers",
     "penstock/sinks/repair_files.py": "column names for executors, which must not load Spark",
-    "penstock/sinks/layout.py": "executors load it without the modes' other code",
     "penstock/spark/control.py": "the data source that only triggers epochs",
     "penstock/spark/query.py": "the driver loads it without the data source",
     "penstock/testing/rules.py": "shared by the contract suites",

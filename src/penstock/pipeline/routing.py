@@ -1,8 +1,8 @@
 """Route several source tables into one target table, and plan the changes of each table in an epoch.
 
 A routed table has a name, a state and a target like any other. The publication and the WAL have its members.
-Each set of members and schemas has a number, computed in `postgres/routed_schema.py`. A target that was
-filled under another number must be resynced.
+Each set of members and schemas has a number, computed in `schema.py`. A target that was filled under another
+number must be resynced.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from penstock.errors import (
 from penstock.pipeline.table_states import TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, check_mirrorable
-from penstock.postgres.routed_schema import is_routed, is_same_shape, joined_schema
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, is_routed, is_same_shape, joined_schema
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.evolution import ResyncRequired
 from penstock.sinks.lineage import AlterationReader

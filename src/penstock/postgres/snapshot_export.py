@@ -33,11 +33,10 @@ from penstock.postgres.connection import (
 )
 from penstock.postgres.membership import inspect_memberships
 from penstock.postgres.queries import publication_query, query
-from penstock.postgres.routed_schema import joined_schema
 from penstock.postgres.server import inspect_blockers, log_wait
 from penstock.postgres.slot import PLUGIN, OnWait
 from penstock.postgres.types.column import TypePolicy
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, joined_schema
 
 
 def reader_name(snapshot: str | None) -> str:

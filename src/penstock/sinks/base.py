@@ -32,7 +32,7 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.lineage import Origin
 from penstock.sinks.modes import Mode
-from penstock.sinks.slice_reader import slices_upto
+from penstock.sinks.slice_reader import slices_after, slices_upto
 from penstock.spool.reader import FileSlice
 from penstock.storage.temporary import is_case_sensitive
 
@@ -401,13 +401,19 @@ def apply_in_steps(
 
     A table that was paused, or waited for its snapshot, may have more changes than one commit should hold. At
     the end of each part the target equals the source. A schema change is one commit with all changes.
+
+    A part has only the changes after the part before it. Transforming and screening read all changes of a
+    part, so parts that repeated earlier changes would cost the square of their number.
     """
     ends = [end] if changes.evolution is not None else sink.steps(changes.slices, end)
     if len(ends) == 1:
         apply(changes, end)
         return
+    done = Position.ZERO
     for upto in ends:
-        apply(replace(changes, slices=tuple(slices_upto(changes.slices, upto))), upto)
+        part = slices_after(slices_upto(changes.slices, upto), done)
+        apply(replace(changes, slices=tuple(part)), upto)
+        done = upto
 
 
 def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str) -> None:

@@ -38,8 +38,8 @@ from penstock.change import (
     ChangeType,
 )
 from penstock.errors import SinkRefusedError
+from penstock.sinks.key_moves import HELPER
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
 from penstock.sinks.modes import (
     CURRENT,
     DELETED,
@@ -48,6 +48,7 @@ from penstock.sinks.modes import (
     VALID_FROM_TIME,
     VALID_TO,
     VALID_TO_TIME,
+    Layout,
     Mode,
 )
 from penstock.sinks.row_chains import (
@@ -63,7 +64,6 @@ from penstock.sinks.row_chains import (
     take,
 )
 from penstock.sinks.row_values import Lookup, Stored, Values, View, check_found, key_table, live_rows
-from penstock.sinks.slice_reader import HELPER
 
 
 def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, Lookup]:

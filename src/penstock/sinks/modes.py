@@ -1,11 +1,14 @@
-"""Table modes: which rows and columns a target has, and what follows from that for its epochs.
+"""Table modes and layouts: which rows and columns a target has, and what follows from that for its epochs.
 
-| mode | a row of the target is | added columns | |---|---|---| | `mirror` | a row of the source | | |
-`soft_delete` | the last state of a row that the source has or had | `_deleted`, `_deleted_at` | | `history` |
-a row of the source as it was from one commit to another; one version for each key and commit | `_valid_from`
-to `_current` | | `append` | a change | the metadata of the change |
+| mode | a row of the target is | added columns |
+|---|---|---|
+| `mirror` | a row of the source | |
+| `soft_delete` | the last state of a row that the source has or had | `_deleted`, `_deleted_at` |
+| `history` | a row of the source as it was from one commit to another | `_valid_from` to `_current` |
+| `append` | a change | the metadata of the change |
 
-Every row also has `_exact`: the exact texts of values that the typed columns cannot hold.
+In `history`, there is one version for each key and commit. Every row also has `_exact`: the exact texts of
+values that the typed columns cannot hold.
 
 Other modules ask a mode for a property and do not compare modes. The reduction of an epoch for each mode is
 in `fold.py`.
@@ -13,7 +16,8 @@ in `fold.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Self
@@ -33,6 +37,7 @@ from penstock.change import (
     ChangeCounts,
     ChangeType,
 )
+from penstock.errors import SinkRefusedError
 from penstock.position import Position
 from penstock.schema import TableName
 
@@ -184,3 +189,46 @@ ModeOf = Callable[[TableName], Mode]
 def mirrored(_: TableName) -> Mode:
     """A `ModeOf` for pipelines whose tables are all mirrors."""
     return Mode.MIRROR
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a target table: the source's, and those that its mode adds. Sent to executors."""
+
+    columns: pa.Schema
+    """The source's columns, with the types that they have in the target."""
+    key: tuple[str, ...]
+    mode: Mode
+
+    def __post_init__(self) -> None:
+        taken = [field.name for field in self.mode.added_columns if field.name in self.columns.names]
+        if taken:
+            raise SinkRefusedError(
+                f"the table has a column named {taken[0]!r}, a name that the mode {self.mode} reserves",
+                hint="rename the column, or choose another mode",
+            )
+        if not self.key and self.mode.needs_key(has_old_rows=True):
+            raise SinkRefusedError(
+                f"a table without a key cannot have the mode {self.mode}: its rows cannot be identified",
+                hint="give the table a primary key, or choose the mode append or mirror",
+            )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the target: `columns`, then those of the mode, with `_exact` last. Every field is
+        nullable.
+        """
+        return pa.schema([*self.columns, *self.mode.added_columns])
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that identify one row of the target; empty if there are none."""
+        return self.mode.identity(self.key)
+
+
+def known_columns(layout: Layout, asked: Sequence[str]) -> list[str]:
+    """The columns that identify rows of the target, those of a lookup (`asked`), and added ones; without a
+    key all columns.
+    """
+    known = {*layout.identity, *asked, *layout.mode.added_names} if layout.key else set(layout.schema.names)
+    return [name for name in layout.schema.names if name in known]

@@ -15,7 +15,7 @@ from penstock.arrow import Bools, Ragged, as_arrow, distinct
 from penstock.change import EXACT, EXACT_TYPE, METADATA_NAMES, UNCHANGED
 from penstock.errors import ValuesMissingError
 from penstock.sinks.keys import exact_texts, key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.row_chains import (
     NewRows,
     RowChains,

@@ -10,7 +10,7 @@ applied in steps; after each step the target equals the source at that position,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -29,35 +29,23 @@ from penstock.change import (
     METADATA_FIELDS,
     METADATA_NAMES,
     ORDINAL,
-    UNCHANGED,
     XID,
     ChangeCounts,
     ChangeType,
 )
-from penstock.errors import KeyChangesTooLargeError, SchemaChangedError, SinkError
+from penstock.errors import SchemaChangedError, SinkError
 from penstock.foreign import describe
 from penstock.position import Position
 from penstock.schema import TableSchema
+from penstock.sinks.key_moves import ConnectedLimit, JoinedKeys, find_needed, join_keys, with_helpers
 from penstock.sinks.keys import Hashes, key_hashes
-from penstock.sinks.layout import Layout
-from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind, take
+from penstock.sinks.modes import Layout
+from penstock.sinks.row_chains import ints_of
 from penstock.sinks.row_values import View
 from penstock.spool.reader import FileSlice
 
 _PIECE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 20
-_PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
-
-HELPER = "_helper\0"
-"""Marks changes of another part. They are read only because values of their rows moved to keys of this part.
-No source column can have this name.
-"""
-
-CONNECTED_ROWS = 2_000_000
-CONNECTED_BYTES = 512 << 20
-"""Maximum size of the changes in one task whose keys are connected by key changes. These cannot be divided
-further.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +68,10 @@ class Part:
     Only for a mirror whose parts all look up rows in the target as it was before the epoch.
     """
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JoinedKeys:
-    """Hashes of keys that have to be in one part with other keys, ascending, and the hash that represents
-    each of them.
-    """
-
-    hashes: Hashes
-    roots: Hashes
-
-    def replaced(self, hashes: Hashes) -> Hashes:
-        if not len(self.hashes):
-            return hashes
-        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        return np.where(self.hashes[at] == hashes, self.roots[at], hashes)
+    def owns(self, hashes: Hashes) -> Bools:
+        """Which keys are in this part, by their hashes."""
+        owns: Bools = hashes % np.uint64(self.count) == self.index
+        return owns
 
 
 def read_slices(
@@ -132,38 +109,16 @@ def _read_part(
     def read_keys() -> Iterator[pa.Table]:
         return _key_groups(slices, layout, views)
 
-    limit = _Limit(slices)
+    limit = ConnectedLimit(slices[0].file.table if slices else None)
     if part.by_chains:
-        needed = find_needed(read_keys, layout, part, limit)
-        found = (_with_helpers(rows, layout, part, needed) for rows in groups)
+        needed = find_needed(read_keys, layout, part.owns, limit)
+        found = (with_helpers(rows, layout, part.owns, needed) for rows in groups)
     else:
         joined = join_keys(read_keys, layout)
         found = (select_part(rows, layout, part, joined) for rows in groups)
     for rows in found:
         limit.hold(rows)
         yield rows
-
-
-class _Limit:
-    """Limits the connected changes in one task. Raises before they exceed the memory of a worker."""
-
-    def __init__(self, slices: Sequence[FileSlice]) -> None:
-        self._table = slices[0].file.table if slices else None
-        self._rows = self._bytes = 0
-
-    def hold(self, rows: pa.Table) -> None:
-        self._rows += rows.num_rows
-        self._bytes += rows.nbytes
-        self.check(self._rows, self._bytes)
-
-    def check(self, rows: int, size: int = 0) -> None:
-        if rows > CONNECTED_ROWS or size > CONNECTED_BYTES:
-            raise KeyChangesTooLargeError(
-                f"key changes of {self._table} with unchanged TOAST values connect more than "
-                f"{CONNECTED_ROWS:,} changes "
-                f"or {CONNECTED_BYTES >> 20} MiB, which one task would have to hold",
-                hint=f"penstock tables resync CONFIG {self._table}",
-            )
 
 
 def _key_groups(
@@ -173,144 +128,6 @@ def _key_groups(
     return read_groups(
         slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views
     )
-
-
-def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedKeys:
-    """Find keys connected by key changes: an insert with unchanged values, and the delete with the ordinal
-    before it.
-
-    Reads the changes twice, to hold only such inserts in memory.
-    """
-    inserts = []
-    for rows in read():
-        moved = is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())
-        inserts.append(_numbered_keys(rows, layout, moved, 1))
-    places, hashes = _concatenated(inserts)
-    order = np.argsort(places)
-    places, hashes = places[order], hashes[order]
-    deletes = []
-    for rows in read() if len(places) else ():
-        own, others = _numbered_keys(rows, layout, is_kind(rows, ChangeType.DELETE), 0)
-        at = np.minimum(np.searchsorted(places, own), len(places) - 1)
-        met = places[at] == own
-        deletes.append((others[met], hashes[at[met]]))
-    return _connect(*_concatenated(deletes))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NeededKeys:
-    """Hashes of keys, ascending, and the version and ordinal of the last change of each key that another key
-    needs.
-    """
-
-    hashes: Hashes
-    versions: Rows
-    ordinals: Rows
-
-    @classmethod
-    def of(cls, found: Sequence[tuple[Hashes, Rows, Rows]]) -> NeededKeys:
-        hashes = np.concatenate([np.empty(0, np.uint64), *(each[0] for each in found)])
-        versions, ordinals = (
-            np.concatenate([np.empty(0, np.int64), *(each[at] for each in found)]) for at in (1, 2)
-        )
-        order = np.lexsort((ordinals, versions, hashes))
-        hashes, versions, ordinals = hashes[order], versions[order], ordinals[order]
-        last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
-        return cls(hashes[last], versions[last], ordinals[last])
-
-    def covers(self, hashes: Hashes, versions: Rows, ordinals: Rows) -> Bools:
-        if not len(self.hashes):
-            return np.zeros(len(hashes), np.bool_)
-        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        last, ordinal = self.versions[at], self.ordinals[at]
-        covers: Bools = (versions < last) | ((versions == last) & (ordinals <= ordinal))
-        covers &= self.hashes[at] == hashes
-        return covers
-
-
-def find_needed(
-    read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Part, limit: _Limit
-) -> NeededKeys:
-    """Find the changes of other keys from which values moved to the keys of a part, up to the delete that is
-    half of a key change.
-
-    Values may have moved to those keys earlier, so the search repeats until it finds no more changes, which
-    is usually once. It reads the changes each time and holds only the needed ones.
-    """
-    needed, known = NeededKeys.of([]), 0
-    while True:
-        halves = []
-        for rows in read():
-            moved = take(
-                rows,
-                np.flatnonzero(
-                    is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())
-                ),
-            )
-            hashes, versions, ordinals = _identify(moved, layout)
-            mine = (hashes % np.uint64(part.count) == part.index) | needed.covers(hashes, versions, ordinals)
-            halves.append(_change_numbers(versions, ordinals - 1)[mine])
-        wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *halves]))
-        limit.check(len(wanted))
-        if len(wanted) == known:
-            return needed
-        found = []
-        for rows in read():
-            hashes, versions, ordinals = _identify(
-                take(rows, np.flatnonzero(is_kind(rows, ChangeType.DELETE))), layout
-            )
-            met = np.isin(_change_numbers(versions, ordinals), wanted)
-            found.append((hashes[met], versions[met], ordinals[met]))
-        needed, known = NeededKeys.of(found), len(wanted)
-
-
-def _identify(rows: pa.Table, layout: Layout) -> tuple[Hashes, Rows, Rows]:
-    """Hashes of keys, versions and ordinals."""
-    return key_hashes(rows, layout.key), ints_of(rows.column(COMMIT_VERSION)), ints_of(rows.column(ORDINAL))
-
-
-def _with_helpers(rows: pa.Table, layout: Layout, part: Part, needed: NeededKeys) -> pa.Table:
-    """The changes of a part, and the changes of other parts that it needs."""
-    hashes, versions, ordinals = _identify(rows, layout)
-    mine = (hashes % np.uint64(part.count) == part.index) | is_kind(rows, ChangeType.TRUNCATE)
-    chosen = np.flatnonzero(mine | needed.covers(hashes, versions, ordinals))
-    helps = pa.array(~mine[chosen])
-    return take(rows, chosen).append_column(HELPER, helps)
-
-
-def _change_numbers(versions: Rows, ordinals: Rows) -> Hashes:
-    """One number per version and ordinal. A collision only puts more changes into one part."""
-    return versions.astype(np.uint64) * np.uint64(_PLACE_FACTOR) + ordinals.astype(np.uint64)
-
-
-def _numbered_keys(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -> tuple[Hashes, Hashes]:
-    """For the `chosen` rows: the hashes of their keys, and the numbers of the changes whose ordinals are
-    lower by `before`.
-    """
-    some = take(rows, np.flatnonzero(chosen))
-    hashes, versions, ordinals = _identify(some, layout)
-    return _change_numbers(versions, ordinals - before), hashes
-
-
-def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashes]:
-    empty = np.empty(0, np.uint64)
-    return np.concatenate([empty, *(one for one, _ in pairs)]), np.concatenate(
-        [empty, *(other for _, other in pairs)]
-    )
-
-
-def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
-    """Connected components of these pairs, each represented by its smallest hash."""
-    known, numbers = np.unique(np.concatenate([ones, others]), return_inverse=True)
-    one, other = numbers[: len(ones)], numbers[len(ones) :]
-    label = np.arange(len(known))
-    while not np.array_equal(label[one], label[other]):
-        low = np.minimum(label[one], label[other])
-        for end in (label[one], label[other]):
-            np.minimum.at(label, end, low)
-        while not np.array_equal(label, label[label]):
-            label = label[label]
-    return JoinedKeys(known, known[label])
 
 
 def in_order(changes: pa.Table) -> pa.Table:
@@ -463,7 +280,7 @@ def select_part(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKey
     hashes = key_hashes(changes, layout.key or layout.columns.names)
     hashes = hashes if joined is None else joined.replaced(hashes)
     truncates = pc.equal(changes.column(CHANGE_TYPE), ChangeType.TRUNCATE.value).combine_chunks()
-    mine = (hashes % np.uint64(part.count) == part.index) | as_bools(truncates)
+    mine = part.owns(hashes) | as_bools(truncates)
     return changes.filter(pa.Array.from_buffers(pa.bool_(), len(mine), [None, bitmap(mine)]))
 
 

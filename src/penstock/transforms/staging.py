@@ -21,8 +21,7 @@ from penstock.postgres.chunks import OnRejected
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.keys import exact_texts
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.repair_files import match_column, match_text_column, row_schema, value_column
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.row_values import build_exact

@@ -14,8 +14,7 @@ from penstock.pipeline.schema_changes.catalog_changes import (
 )
 from penstock.postgres.catalog import CatalogTable, inspect_schemas
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.routed_schema import joined_schema
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, joined_schema
 from tests.support.fix_postgres import Database
 
 NAME = TableName("public", "t")

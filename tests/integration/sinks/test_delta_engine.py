@@ -24,8 +24,7 @@ from penstock.sinks.delta.epoch import DeltaCommit
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.delta.state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Mode
+from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Layout, Mode
 from tests.support.property.source_model import SourceModel, canonical
 from tests.support.sinks.items import ITEMS, at, item
 from tests.support.sinks.mirror import PIPELINE, Mirror

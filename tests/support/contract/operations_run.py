@@ -25,8 +25,7 @@ from penstock.change import (
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Mode
+from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Layout, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.support.contract.operations import (

@@ -14,9 +14,10 @@ from typing_extensions import override
 from penstock.change import CHANGE_TYPE, ChangeType
 from penstock.connectors.feed import CONSUMER
 from penstock.connectors.postgres import PostgresConnector
-from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint
+from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint, SourceConnector
 from penstock.spool.manifest import SpoolLayout
 from penstock.testing.connector_conformance import ConnectorHarness, Row
+from penstock.testing.streams import wait_for
 from tests.support.contract.wal_harness import WalHarness, wal_harness
 from tests.support.fix_postgres import Database
 
@@ -30,6 +31,10 @@ class PostgresConnectorHarness(ConnectorHarness):
         self.registers_schemas = "registryUrl" in self._options
         self._columns = 0
         self._silent: socket.socket | None = None
+
+    def with_options(self, options: Mapping[str, str]) -> PostgresConnectorHarness:
+        """A harness of the same source, whose connectors have these options too."""
+        return PostgresConnectorHarness(self.wal, options)
 
     @override
     def connector(self) -> PostgresConnector:
@@ -102,6 +107,16 @@ class PostgresConnectorHarness(ConnectorHarness):
     def close(self) -> None:
         if self._silent is not None:
             self._silent.close()
+
+
+def wait_until_copied(harness: PostgresConnectorHarness, connector: SourceConnector) -> None:
+    """Poll until the snapshot of all tables is complete."""
+
+    def copying() -> Mapping[str, str]:
+        connector.poll_batch(1)
+        return connector.checkpoint().metadata
+
+    wait_for(lambda: "to_copy" not in copying(), "the end of the snapshot", copying, harness.deadline_seconds)
 
 
 @contextmanager

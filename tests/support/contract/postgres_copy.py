@@ -14,8 +14,7 @@ from penstock.postgres.target.rows import Wanted, find_rows
 from penstock.postgres.target.state import target_connection
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import TableChanges
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Mode
+from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Layout, Mode
 from penstock.sinks.postgres.rows import parse_rows, stored_names
 from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.postgres.targets import Naming

@@ -40,8 +40,7 @@ from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.executors import Executors, In, Out
 from penstock.sinks.iceberg.catalog import IcebergCatalog
 from penstock.sinks.iceberg.reader import TableReader
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.parquet.targets import ParquetTargets
 from penstock.sinks.postgres.rows import parse_rows, stored_names
 from penstock.sinks.postgres.targets import Naming

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.reader import FileSlice
 from tests.support.delta_tables import (

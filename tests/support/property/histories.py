@@ -11,8 +11,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from tests.support.property.source_model import Heap, SourceModel
 from tests.support.sinks.history import BEYOND, FLOATS, ODD, PLAIN, History
 from tests.support.sinks.source import NULL, Row, Transaction, Value

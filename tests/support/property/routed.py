@@ -10,11 +10,9 @@ import pyarrow as pa
 from penstock.change import ChangeBatch, Transactions
 from penstock.pipeline.routing import gather, routed_views
 from penstock.position import Position
-from penstock.postgres.routed_schema import joined_schema
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, joined_schema
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.spool import SpoolReader
 from tests.support.property.source_model import Record
 from tests.support.sinks.source import Transaction, time_of, whole

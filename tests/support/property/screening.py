@@ -10,8 +10,7 @@ from penstock.change import EXACT
 from penstock.pipeline.dead_letters.rejections import Name, Rejection, Screened, screen
 from penstock.schema import TableSchema
 from penstock.sinks.fold import fold
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, DELETED, Mode
+from penstock.sinks.modes import CURRENT, DELETED, Layout, Mode
 from penstock.sinks.slice_reader import changes_at
 from tests.support.property.source_model import PlainTarget, Record, canonical, changes_table
 from tests.support.sinks.source import Transaction

@@ -12,7 +12,6 @@ from typing_extensions import override
 from penstock.change import EXACT, METADATA_FIELDS, ChangeType
 from penstock.schema import TableSchema
 from penstock.sinks.fold import COUNT, Outcome
-from penstock.sinks.layout import Layout
 from penstock.sinks.modes import (
     CURRENT,
     DELETED,
@@ -21,6 +20,7 @@ from penstock.sinks.modes import (
     VALID_FROM_TIME,
     VALID_TO,
     VALID_TO_TIME,
+    Layout,
     Mode,
 )
 from tests.support.sinks.source import Change, Key, Row, Source, Transaction, exact_of, own_arrays, time_of

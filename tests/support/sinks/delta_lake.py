@@ -13,8 +13,7 @@ from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.delta.epoch import DeltaCommit
 from penstock.sinks.executors import In, Out
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.reader import FileSlice
 from tests.support.delta_tables import InlineExecutors, add_rows, create_table, epoch, rows_of

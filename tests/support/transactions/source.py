@@ -15,7 +15,7 @@ from penstock.change import LogicalMessage, LogStep, TransactionPiece, change_sc
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from penstock.postgres.pgoutput.framing import Payload
+from penstock.postgres.pgoutput.messages import Payload
 from penstock.schema import TableName
 from penstock.spark.envelope import read_changes
 from penstock.spool.reader import SpoolReader

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from penstock.position import Position
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.slice_reader import read_slices
 from tests.support.snapshot.local import FileSink
 

@@ -31,8 +31,7 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection
 from penstock.postgres.membership import Membership
-from penstock.postgres.routed_schema import is_routed, joined_schema
-from penstock.schema import Attributes, Column, TableName, TableSchema
+from penstock.schema import Attributes, Column, TableName, TableSchema, is_routed, joined_schema
 from penstock.sinks.base import Target, Targets
 from penstock.sinks.evolution import ResyncRequired
 from penstock.sinks.modes import Mode

@@ -15,8 +15,7 @@ from penstock.errors import SinkRefusedError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, fold
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import CURRENT, DELETED, DELETED_AT, VALID_FROM, VALID_TO, Mode
+from penstock.sinks.modes import CURRENT, DELETED, DELETED_AT, VALID_FROM, VALID_TO, Layout, Mode
 from tests.support.property.source_model import PlainTarget, Record, SourceModel, canonical, changes_table
 from tests.support.sinks.source import NULL, Change, Row, Transaction, Value, time_of
 

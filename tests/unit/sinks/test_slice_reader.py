@@ -16,8 +16,7 @@ from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, O
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.position import Position
 from penstock.sinks import slice_reader
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_chains import take
 from penstock.sinks.slice_reader import Part, read_slices
 from penstock.spool import SpoolReader, SpoolWriter

@@ -36,8 +36,7 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target, apply_in_steps, rewound_error
 from penstock.sinks.executors import Executors, SparkExecutors
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.slice_reader import slices_after
 from penstock.spool.reader import FileSlice
 from penstock.spool.rows import check_values

@@ -39,7 +39,7 @@ from penstock.errors import ChangeHeldError, PenstockError, UnreadableTextError,
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind
 from penstock.spark.envelope import to_envelopes
 

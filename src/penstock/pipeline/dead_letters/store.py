@@ -40,8 +40,7 @@ from penstock.pipeline.dead_letters.files import (
 )
 from penstock.pipeline.dead_letters.rejections import DEAD_LETTER_SCHEMA, DeadLetterStatus, Name, settled
 from penstock.position import Position
-from penstock.postgres.routed_schema import is_same_shape
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, is_same_shape
 from penstock.sinks.base import DEAD_LETTERS, Target
 from penstock.sinks.keys import key_codes
 from penstock.spool.reader import FileSlice

@@ -23,7 +23,7 @@ from penstock.pipeline.dead_letters.rejections import (
     screen,
 )
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.row_values import View
 from penstock.sinks.slice_reader import changes_at, in_order, read_slices
 from penstock.spool.reader import FileSlice

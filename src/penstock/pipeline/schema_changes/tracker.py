@@ -25,8 +25,7 @@ from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorrup
 from penstock.pipeline.routing import routed_views
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, CatalogTable
-from penstock.postgres.routed_schema import is_routed
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName, TableSchema, is_routed
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import Evolution, ResyncRequired, same_views
 from penstock.sinks.lineage import Origin, resolve_attnums

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.change import LogicalMessage
-from penstock.postgres.pgoutput.framing import (
+from penstock.postgres.pgoutput.messages import (
     DELETE,
     INSERT,
     MESSAGE,
@@ -27,8 +27,9 @@ from penstock.postgres.pgoutput.framing import (
     ByteArray,
     Frames,
     IntArray,
+    decode_message,
+    decode_truncate,
 )
-from penstock.postgres.pgoutput.messages import decode_message, decode_truncate
 from penstock.postgres.pgoutput.relations import Version, Versions
 from penstock.postgres.pgoutput.transactions import BETWEEN, Timeline
 from penstock.schema import TableSchema

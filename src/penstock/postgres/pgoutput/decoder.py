@@ -41,7 +41,7 @@ from penstock.postgres.pgoutput.changes import (
     find_messages,
     group,
 )
-from penstock.postgres.pgoutput.framing import (
+from penstock.postgres.pgoutput.messages import (
     BEGIN,
     COMMIT,
     KEEPALIVE,
@@ -54,18 +54,16 @@ from penstock.postgres.pgoutput.framing import (
     Frames,
     IntArray,
     Payload,
-    frame,
-    join,
-    payload_sizes,
-)
-from penstock.postgres.pgoutput.messages import (
     check_stream_stop,
     decode_keepalive,
     decode_stream_abort,
     decode_stream_start,
+    frame,
+    join,
+    payload_sizes,
 )
 from penstock.postgres.pgoutput.relations import FullKeys, LoadKey, RelationHistory, Versions
-from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches
+from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches, walk
 from penstock.postgres.pgoutput.transactions import (
     BETWEEN,
     IN_TRANSACTION,
@@ -76,7 +74,6 @@ from penstock.postgres.pgoutput.transactions import (
     decode_commits,
     decode_stream_commit,
 )
-from penstock.postgres.pgoutput.tuples import walk
 from penstock.postgres.types.registry import TypeResolver
 
 

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.postgres.pgoutput.framing import RELATION, TYPE, Frames
-from penstock.postgres.pgoutput.messages import Relation, decode_relation, decode_type
+from penstock.postgres.pgoutput.messages import RELATION, TYPE, Frames, Relation, decode_relation, decode_type
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.types.registry import TypeResolver
 from penstock.schema import TableName, TableSchema, key_in_order

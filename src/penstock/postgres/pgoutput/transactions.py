@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from penstock.position import Position
-from penstock.postgres.pgoutput.framing import (
+from penstock.postgres.pgoutput.messages import (
     BEGIN,
     COMMIT,
     DELETE,

@@ -33,9 +33,8 @@ from penstock.sinks.delta.state import (
     type_document,
 )
 from penstock.sinks.evolution import Evolution
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 
 
 def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:

@@ -57,7 +57,7 @@ from penstock.sinks.delta.state import (
 )
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
-from penstock.sinks.layout import Layout, known_columns
+from penstock.sinks.modes import Layout, known_columns
 from penstock.sinks.repair_files import match_column, match_text_column
 from penstock.sinks.row_chains import StoredRows, bools_of, ints_of
 from penstock.sinks.row_files import new_attempt, remove_attempt, removed_on_failure, write_batches
@@ -260,6 +260,8 @@ class DeltaCommit:
         files = self.state.files
         if any(part.emptied for part in parts):
             return [removed(file) for file in files.values()], set()
+        if not any(part.deletions.count for part in parts):
+            return [], set()  # so that the cost of inserts does not depend on the number of files
         scans = (ScanFile(file.path, (), file.vector) for file in files.values())
         marks = mark_files(self.path, scans, [part.deletions for part in parts], executors, self.attempt)
         actions: list[dict[str, Any]] = []

@@ -97,9 +97,8 @@ from penstock.sinks.delta.state import DeltaState, DeltaStates, Unsupported, can
 from penstock.sinks.delta.swap import DeltaSwap, align_columns, link_files, remove_links, set_properties
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import ModeOf, mirrored
+from penstock.sinks.modes import Layout, ModeOf, mirrored
 from penstock.sinks.slice_reader import slices_after, step_ends
 from penstock.spool.reader import FileSlice
 

@@ -19,8 +19,7 @@ from penstock.sinks.dataframes import quoted, sql_type, text_literal
 from penstock.sinks.iceberg.catalog import LoadedTable
 from penstock.sinks.iceberg.maintenance import KEPT_SNAPSHOTS, Maintenance
 from penstock.sinks.iceberg.schema import stored_name, stored_type
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 
 _METADATA_VERSIONS = 100
 

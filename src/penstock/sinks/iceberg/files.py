@@ -31,7 +31,7 @@ from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
 from penstock.sinks.iceberg.schema import delete_columns, filled, fitted
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout, known_columns
+from penstock.sinks.modes import Layout, known_columns
 from penstock.sinks.repair_files import match_column, match_text_column
 from penstock.sinks.row_chains import NewRows, RowGroup, Sizes, StoredRows
 from penstock.sinks.row_files import as_written, removed_on_failure, write_batches, writer_options

@@ -37,7 +37,7 @@ from penstock.sinks.iceberg.catalog import (
 from penstock.sinks.iceberg.files import RewriteTask, RowRequest, StoredFiles, rewrite_file
 from penstock.sinks.iceberg.lookup import FindTask, LakeFile, find_rows, read_all
 from penstock.sinks.iceberg.schema import field_ids, stored_name
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 
 _FEW = 200
 """Iceberg ignores longer IN lists when it filters files."""

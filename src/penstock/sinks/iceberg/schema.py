@@ -17,8 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import SinkRefusedError
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import DELETED, Mode
+from penstock.sinks.modes import DELETED, Layout, Mode
 
 IS_DELETED = "_is_deleted"
 _RESERVED = frozenset(

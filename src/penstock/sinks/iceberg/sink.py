@@ -11,9 +11,10 @@ slower, until the table is rewritten (`iceberg/maintenance.py`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -78,18 +79,15 @@ from penstock.sinks.iceberg.state import (
     owned_target,
 )
 from penstock.sinks.iceberg.swap import (
+    TableSwap,
     align_columns,
     drop_namespace,
     link_files,
-    overwrite_table,
-    plan_swap,
     remove_links,
     spark_errors,
-    with_comments,
 )
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import Mode, ModeOf, mirrored
+from penstock.sinks.modes import Layout, Mode, ModeOf, mirrored
 from penstock.sinks.row_files import new_attempt, remove_attempt
 from penstock.sinks.slice_reader import slices_after
 from penstock.storage.temporary import is_case_sensitive
@@ -310,27 +308,21 @@ class IcebergSink(Sink):
         loaded = self._loaded(table)
         if loaded.delete_files != 0 or self._target(table, loaded).applied is not None:
             return False
-        self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
-        rows = self._spark.table(f"{self.sql_name(table)}.files").select("file_path").collect()
-        return {str(row["file_path"]).rpartition("/")[2] for row in rows} == {
-            file.name for file in files if file.rows
-        }
+        return self._file_names(table, "files") == {file.name for file in files if file.rows}
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
         """Remove files of failed attempts at chunks. Files of older versions of the table are kept."""
         found = {path.name: path for path in storage.list_paths(loaded.directory, _FILES)}
         if found.keys() <= set(current):
             return
-        self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
-        rows = (
-            self._spark.table(f"{self.sql_name(table)}.all_data_files")
-            .select("file_path")
-            .distinct()
-            .collect()
-        )
-        held = {str(row["file_path"]).rpartition("/")[2] for row in rows}
-        for name in found.keys() - held - set(current):
+        for name in found.keys() - self._file_names(table, "all_data_files") - set(current):
             storage.delete(found[name])
+
+    def _file_names(self, table: TableName, metadata: str) -> set[str]:
+        """Names of the files in one of the table's metadata tables."""
+        self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
+        paths = self._spark.table(f"{self.sql_name(table)}.{metadata}").select("file_path").distinct()
+        return {str(row["file_path"]).rpartition("/")[2] for row in paths.collect()}
 
     # --- epochs ---------------------------------------------------------------------------------------------
 
@@ -479,32 +471,21 @@ class IcebergSink(Sink):
         self._target(table, former)
         identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
         properties = table_properties(self._place, former, {**identity, COPY: found.copy or ""})
+        swap = TableSwap(
+            self._catalog,
+            partial(shadow._loaded, table),  # noqa: SLF001 - another sink of this class
+            partial(self._loaded, table),
+            self.describe(table),
+        )
         with self._commit_lock(table):
-            if not self._swap(table, shadow, properties, position):
-                self._rewrite(table, shadow, found, properties, position)
+            if not swap.commit(self._spark._jvm, properties, position):  # noqa: SLF001
+                rows = shadow.read(table).withColumnsRenamed(renamed_columns(found.mode))
+                swap.rewrite(rows, self.sql_name(table), properties, position)
         after = self.load_target(table)
         if after is None or after.applied != position:
             raise SinkError(
                 f"{self.describe(table)} is not at {position}, although Iceberg reported no error"
             )
-
-    def _swap(
-        self, table: TableName, shadow: IcebergSink, properties: Mapping[str, str], position: Position
-    ) -> bool:
-        """Swap in one metadata commit. False: the rows have to be rewritten."""
-        for _ in range(_FILL_ATTEMPTS):
-            former, found = self._loaded(table), shadow._loaded(table)
-            link_files(found, former)
-            content = plan_swap(self._spark._jvm, self._catalog, found, former)  # noqa: SLF001
-            if content is None:
-                return False
-            with suppress(TableMovedError):
-                self._catalog.swap(former, content, properties, position)
-                return True
-        raise SinkError(
-            f"other writers commit to {self.describe(table)} faster than it can be replaced by the "
-            "resynced copy"
-        )
 
     @override
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
@@ -521,22 +502,6 @@ class IcebergSink(Sink):
         found, mine = self._catalog.load(shadow), self._catalog.load(table)
         if found is not None and mine is not None:
             remove_links(found, mine)
-
-    def _rewrite(
-        self,
-        table: TableName,
-        shadow: IcebergSink,
-        found: Target,
-        properties: Mapping[str, str],
-        position: Position,
-    ) -> None:
-        """Let Spark write all rows again."""
-        rows = shadow.read(table)
-        rows = rows.withColumnsRenamed(renamed_columns(found.mode))
-        comments = self._catalog.comments(self._loaded(table))
-        with spark_errors(f"replacing {self.describe(table)}"):
-            overwrite_table(with_comments(rows, comments), self.sql_name(table), properties, position)
-        self._catalog.save_position(self._loaded(table), position)
 
     @override
     def shadow(self, copy: str) -> Sink:

@@ -25,9 +25,8 @@ from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets, directory_name
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.storage.temporary import is_case_sensitive
 
 OWNER = "penstock.pipeline"

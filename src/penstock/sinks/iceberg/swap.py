@@ -15,6 +15,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -33,6 +34,8 @@ from penstock.sinks.iceberg.catalog import (
     IcebergCatalog,
     LoadedTable,
     SwapContent,
+    TableMovedError,
+    first_line,
     local_path,
     translated_errors,
 )
@@ -41,11 +44,44 @@ from penstock.sinks.iceberg.reader import each as each_of
 from penstock.sinks.iceberg.state import COPY, POSITION
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_ATTEMPTS = 5
 _FORMAT = 2
 _SUFFIX = ".parquet"
 _BY_VALUES = "EQUALITY_DELETES"
 _ROOM = 100
 """Ids reserved for columns that the table gets while its shadow is filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSwap:
+    """Replace one table by its shadow. `shadow` and `table` load the tables, again for each attempt."""
+
+    catalog: IcebergCatalog
+    shadow: Callable[[], LoadedTable]
+    table: Callable[[], LoadedTable]
+    place: str
+
+    def commit(self, jvm: Any, properties: Mapping[str, str], position: Position) -> bool:
+        """Swap in one metadata commit. False: the rows have to be rewritten."""
+        for _ in range(_ATTEMPTS):
+            table, shadow = self.table(), self.shadow()
+            link_files(shadow, table)
+            content = plan_swap(jvm, self.catalog, shadow, table)
+            if content is None:
+                return False
+            with suppress(TableMovedError):
+                self.catalog.swap(table, content, properties, position)
+                return True
+        raise SinkError(
+            f"other writers commit to {self.place} faster than it can be replaced by the resynced copy"
+        )
+
+    def rewrite(self, rows: DataFrame, name: str, properties: Mapping[str, str], position: Position) -> None:
+        """Let Spark write all rows of the shadow into the table again."""
+        comments = self.catalog.comments(self.table())
+        with spark_errors(f"replacing {self.place}"):
+            _overwrite(_with_comments(rows, comments), name, properties, position)
+        self.catalog.save_position(self.table(), position)
 
 
 def link_files(shadow: LoadedTable, table: LoadedTable) -> None:
@@ -210,7 +246,7 @@ def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
     return [_renumbered(each, numbers) for each in document] if isinstance(document, list) else document
 
 
-def overwrite_table(rows: DataFrame, name: str, properties: Mapping[str, str], position: Position) -> None:
+def _overwrite(rows: DataFrame, name: str, properties: Mapping[str, str], position: Position) -> None:
     """Replace the content and columns of the table in one commit. Its snapshots and other properties stay."""
     writer = rows.writeTo(name).using("iceberg")
     for key, value in properties.items():
@@ -218,7 +254,7 @@ def overwrite_table(rows: DataFrame, name: str, properties: Mapping[str, str], p
     writer.option(f"snapshot-property.{POSITION}", str(position)).createOrReplace()
 
 
-def with_comments(rows: DataFrame, comments: Mapping[str, str]) -> DataFrame:
+def _with_comments(rows: DataFrame, comments: Mapping[str, str]) -> DataFrame:
     """The same rows, with the existing comments of columns with these names."""
     if not comments.keys() & set(rows.columns):
         return rows
@@ -258,11 +294,6 @@ def spark_errors(doing: str, hint: str = "see the message") -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        raise SinkRefusedError(f"{doing}: {_first_line(error)}", hint=hint) from error
+        raise SinkRefusedError(f"{doing}: {first_line(error)}", hint=hint) from error
     except (PySparkException, Py4JJavaError) as error:
         raise penstock_error(error, SinkError, doing) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -20,7 +20,7 @@ from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.fold import fold
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.parquet.targets import MODE
 from penstock.sinks.repair_files import match_column, match_text_column
 from penstock.sinks.row_files import write_batches

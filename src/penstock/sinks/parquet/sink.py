@@ -39,7 +39,7 @@ from penstock.sinks.base import (
     rewound_error,
 )
 from penstock.sinks.executors import Executors, are_light
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
 from penstock.sinks.parquet.targets import (
     MODE,
@@ -186,7 +186,10 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Exchange the directories. Between the two renames there is no table for a moment."""
+        """Exchange the directories. Between the two renames there is no table for a moment.
+
+        The old rows go to the directory of the copies, which the next run removes if this one dies.
+        """
         path = self.path(table)
         if (
             not isinstance(shadow, ParquetSink)
@@ -200,7 +203,7 @@ class ParquetSink(ParquetTargets, Sink):
         other = shadow.path(table)
         if load_positions(other)[-1] < position:
             self._add(other, position, None)
-        old = path.with_name(f"{_HIDDEN}{path.name}-{secrets.token_hex(8)}")
+        old = other.with_name(f"{_HIDDEN}{other.name}-{secrets.token_hex(8)}")
         storage.rename(path, old)
         storage.rename(other, path)
         storage.sync_directory(path.parent)

@@ -48,7 +48,7 @@ from penstock.postgres.target.state import (
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
 from penstock.sinks.keys import Codes, key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.postgres.rows import in_key_order, parse_rows, stored_names, text_blocks
 from penstock.sinks.row_chains import NewRows, ints_of, is_kind, take
 from penstock.sinks.row_values import Lookup, View

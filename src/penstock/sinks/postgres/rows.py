@@ -16,7 +16,7 @@ from penstock.change import EXACT
 from penstock.postgres.target.state import TargetColumn
 from penstock.postgres.types.registry import BUILTIN_TYPES, decode_column
 from penstock.schema import Column, TableSchema
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 
 _BLOCK_ROWS = 65_536
 _SORTED_BYTES = 256 << 20

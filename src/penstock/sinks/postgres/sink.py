@@ -68,9 +68,8 @@ from penstock.sinks.base import (
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors
 from penstock.sinks.fold import source_column
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin
-from penstock.sinks.modes import Mode, ModeOf, mirrored
+from penstock.sinks.modes import Layout, Mode, ModeOf, mirrored
 from penstock.sinks.postgres.epoch import EpochTask, apply_epoch, find_rejected
 from penstock.sinks.postgres.rows import is_identified_by_text, source_columns, target_columns
 from penstock.sinks.postgres.snapshot import (

@@ -40,7 +40,7 @@ from penstock.postgres.target.state import (
 from penstock.schema import TableName
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.executors import Executors
-from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Layout
 from penstock.sinks.postgres.rows import added_columns, constant_texts, parse_rows, stored_names
 from penstock.sinks.repair_files import match_column, value_column
 

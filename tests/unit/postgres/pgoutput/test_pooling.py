@@ -10,7 +10,6 @@ import pytest
 
 from penstock.change import ChangeBatch, Transactions
 from penstock.postgres.pgoutput import rows
-from penstock.postgres.pgoutput import tuples as pooling
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.support.pgoutput_builder import (
     Table,
@@ -41,9 +40,10 @@ def decode(*changes: bytes) -> tuple[ChangeBatch, ...]:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each attempt to pool batches succeeded."""
     made: list[bool] = []
+    read_together = rows.read_together
 
-    def read(buffer: pa.Buffer, wanted: list[pooling.Wanted]) -> list[pooling.Read] | None:
-        found = pooling.read_together(buffer, wanted)
+    def read(buffer: pa.Buffer, wanted: list[rows.Wanted]) -> list[rows.Read] | None:
+        found = read_together(buffer, wanted)
         made.append(found is not None)
         return found
 
@@ -94,7 +94,7 @@ def test_a_text_that_is_not_utf8_concerns_its_own_row_alone(readings: list[bool]
 
 
 def test_large_values_are_read_by_themselves(monkeypatch: pytest.MonkeyPatch, readings: list[bool]) -> None:
-    monkeypatch.setattr(pooling, "_MAX_BYTES", 999)
+    monkeypatch.setattr(rows, "_MAX_BYTES", 999)
     values: list[Value] = [b"1", b"n" * 1000, None, None]
     first, _ = decode(insert(7, values), insert(8, [b"1", b"2.5", None]))
     assert readings == [False]

@@ -25,7 +25,7 @@ from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import KeyChangesTooLargeError, SinkError
 from penstock.pipeline.error_policy import Action, decide
 from penstock.position import Position
-from penstock.sinks import slice_reader
+from penstock.sinks import key_moves, slice_reader
 from penstock.sinks import slice_reader as shares
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.delta import deletions
@@ -40,8 +40,7 @@ from penstock.sinks.delta.lookup import Bounds, load_bounds
 from penstock.sinks.delta.state import DataFile, Unsupported
 from penstock.sinks.executors import In, Out
 from penstock.sinks.keys import key_hashes
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_files import write_batches
 from tests.support.delta_tables import (
     APPLICATION,
@@ -187,12 +186,25 @@ def test_K09_an_epoch_is_computed_again_when_another_writer_committed_first(lake
     assert lake.is_right
 
 
-def test_an_epoch_of_inserts_reads_no_file_of_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_of_inserts_reads_no_file_of_the_table(lake: Lake) -> None:
     lake.source.insert({"id": Value(20), "note": Value("new")})
     lake.source.commit()
     (task,) = lake.epoch(lake.slices()).plan(2)
     assert task.adds_only
     assert task.table.files == ()
+
+
+def test_the_commit_of_an_epoch_of_inserts_visits_no_file_of_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("an insert must not cost time for each file of the table")
+
+    lake.source.insert({"id": Value(20), "note": Value("new")})
+    lake.source.commit()
+    monkeypatch.setattr(delta_epoch, "mark_files", fails)
+    assert lake.epoch(lake.slices()).apply(InlineExecutors())
+    assert lake.is_right
 
 
 def test_a_file_without_rows_is_removed_and_the_others_keep_theirs(lake: Lake) -> None:
@@ -346,7 +358,7 @@ def test_key_changes_that_connect_more_changes_than_a_task_may_hold_fail_the_tab
     lake = _shifted(tmp_path, 200)
     before = lake.files()
     monkeypatch.setattr(shares, "ROWS_A_TASK", 50)
-    monkeypatch.setattr(slice_reader, "CONNECTED_ROWS", 60)
+    monkeypatch.setattr(key_moves, "CONNECTED_ROWS", 60)
     with pytest.raises(KeyChangesTooLargeError, match=r"key changes of public\.items") as failed:
         lake.epoch(lake.slices()).apply(InlineExecutors())
     assert failed.value.hint is not None

@@ -34,8 +34,7 @@ from penstock.sinks.delta.lookup import (
     read_rows,
 )
 from penstock.sinks.delta.state import DataFile, Unsupported
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from tests.support.delta_tables import APPLICATION, create_table, state_of
 
 ZONED, LOCAL = pa.timestamp("us", "UTC"), pa.timestamp("us")

@@ -39,9 +39,8 @@ from penstock.sinks.iceberg.state import (
     identity_properties,
     position_properties,
 )
-from penstock.sinks.layout import Layout
 from penstock.sinks.lineage import Origin, OriginColumn
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_files import write_batches
 
 TABLE = TableName("public", "items")

@@ -11,8 +11,7 @@ from penstock.postgres.target.state import TargetColumn
 from penstock.postgres.types.column import TypePolicy
 from penstock.postgres.types.registry import TypeResolver, decode_column
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.layout import Layout
-from penstock.sinks.modes import Mode
+from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.postgres.rows import (
     added_columns,
     constant_texts,
