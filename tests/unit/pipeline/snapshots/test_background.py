@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 
 from penstock.errors import SinkRefusedError
 from penstock.pipeline.observer import PipelineObserver
@@ -58,6 +59,24 @@ class _Coordinator:
         return {}
 
 
+class _Unfinished(_Coordinator):
+    """Copies until the run ends."""
+
+    def cancel(self) -> None:
+        self.may_end.set()
+
+    @override
+    def copy(
+        self,
+        tables: Sequence[CatalogTable],
+        _hold: object,
+        arrive: Callable[[TableName], None],
+        _stopping: object,
+    ) -> dict[Any, Any]:
+        assert self.may_end.wait(10)
+        return {}
+
+
 class _Listener:
     def set_fence(self, *_: object) -> None: ...
 
@@ -85,6 +104,21 @@ def test_a_copy_of_a_removed_table_is_neither_handed_over_nor_resumed() -> None:
     copies.start([TABLE])
     wait_for(lambda: copies.is_over, "the next copy to be over")
     assert listener.entered == 1, "once it was added again"
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_an_unfinished_copy_is_resumed_by_the_next_run_unless_its_table_was_removed(
+    *, is_removed: bool
+) -> None:
+    coordinator = _Unfinished(None)
+    copies = BackgroundSnapshots(
+        cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", _Listener()), PipelineObserver()
+    )
+    copies.start([TABLE])
+    if is_removed:
+        copies.abandon(TABLE.name)
+    copies.stop()
+    assert coordinator.asked == (["forget"] if is_removed else [])
 
 
 @pytest.mark.parametrize("failure", [None, SinkRefusedError("no", hint="no")])
