@@ -441,7 +441,9 @@ def test_table_with_any_name_is_locked(database: Database) -> None:
 
 @pytest.mark.versions(14, 18)
 def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, roles: Roles) -> None:
-    """The administrator of a managed server can do this without being a superuser."""
+    """The administrator of a managed server can do this without being a superuser: with CREATEROLE before
+    Postgres 16, with ADMIN OPTION since.
+    """
     admin, stranger, owner, operator = (
         roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",))
     )
@@ -450,8 +452,11 @@ def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, role
         f"ALTER DATABASE {database.name} OWNER TO {owner}; GRANT {owner} TO {operator}; "
         f"GRANT {own} TO {operator}"
     )
-    database.execute(f"GRANT {stranger} TO {own}; GRANT {own} TO {admin} WITH ADMIN OPTION")
+    database.execute(f"GRANT {stranger} TO {own}")
     with connect(roles.address(own)) as connection:
+        if connection.info.server_version >= 160000:
+            # As the server grants it to a role without SUPERUSER that creates another one.
+            database.execute(f"GRANT {own} TO {admin} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
         trust = Trust.load(connection)
     database.execute(f"ALTER DATABASE {database.name} OWNER TO postgres")
     everybody = (admin, stranger, owner, operator, own, "postgres")

@@ -16,13 +16,15 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.status import print_check
+from penstock.config.model import load_config
 from penstock.errors import TransformError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import StepState
 from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.resume_checks import save_memberships
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.membership import Membership
 from penstock.postgres.server import identify_system
 from penstock.postgres.slot import current_position
@@ -358,6 +360,22 @@ def test_R04_why_a_table_has_no_key_is_said(shop: Database, check: Checker) -> N
     assert "REPLICA IDENTITY NOTHING" in found["public.nothing"].what
     shop.execute((found["public.nothing"].fix or "").partition(" or ")[0])
     assert [str(finding.tables[0]) for finding in check().problems] == ["public.deferred"]
+
+
+def test_partitions_with_other_keys_are_accepted_where_the_root_has_none_and_changes_are_appended(
+    shop: Database, check: Checker, tmp_path: Path
+) -> None:
+    shop.execute("CREATE TABLE log (id int, ts int) PARTITION BY RANGE (ts)")
+    shop.execute("CREATE TABLE log_a PARTITION OF log DEFAULT; ALTER TABLE log_a ADD PRIMARY KEY (id)")
+    log = TableName("public", "log")
+    rules = {mode: {"tables": [{"table": str(log), "mode": mode}]} for mode in ("append", "mirror")}
+    assert check(**rules["append"]).problems == []
+    failing = {}
+    with connect(SourceAddress.parse(shop.dsn)) as connection:
+        for mode, changes in rules.items():
+            config = load_config(write_config(shop, tmp_path, changes))
+            failing[mode] = set(source_adapter(config).unidentified_tables(connection, [log]))
+    assert failing == {"append": set(), "mirror": {log}}, "while a pipeline runs"
 
 
 def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Checker) -> None:

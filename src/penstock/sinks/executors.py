@@ -6,12 +6,15 @@ cores. Such small work therefore runs in the driver (decision 38), with the same
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import Broadcast, cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typing_extensions import override
@@ -24,6 +27,11 @@ from penstock.worker import settle_worker
 _LIGHT_BYTES = 256 << 10
 """Applies to files whose size equals their size in memory: without compression and dictionaries."""
 _LIGHT_ROWS = 5_000
+
+_BROADCAST_BYTES = 512 << 10
+"""Shared data of this size is sent by a broadcast that is destroyed after the job. Spark would broadcast a
+closure of 1 MiB by itself, and keep the file of that until the session ends.
+"""
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -74,18 +82,33 @@ class SparkExecutors(Executors):
             return [self._run_in_driver(function, task) for task in tasks]
 
         common, own = split_tasks(tasks)
-
-        def settled(part: object) -> Out:
-            settle_worker()
-            return function(join_task(common, part))
-
         try:
-            work = self._spark.sparkContext.parallelize(own, len(own)).map(settled)
-            return work.setName(
-                f"penstock {getattr(function, '__name__', '')}"
-            ).collect()  # shown in the Spark UI
+            with self._shared(common) as load:
+
+                def settled(part: object) -> Out:
+                    settle_worker()
+                    return function(join_task(load(), part))
+
+                work = self._spark.sparkContext.parallelize(own, len(own)).map(settled)
+                return work.setName(
+                    f"penstock {getattr(function, '__name__', '')}"
+                ).collect()  # shown in the Spark UI
         except (PySparkException, Py4JJavaError) as error:
             raise penstock_error(error, self._failure) from error
+
+    @contextmanager
+    def _shared(self, common: Common[In] | None) -> Iterator[Callable[[], Common[In] | None]]:
+        """A function for executors that returns `common`, until the job has ended."""
+        data = cloudpickle.dumps(common)  # type: ignore[no-untyped-call]
+        if len(data) < _BROADCAST_BYTES:
+            yield _Loader(data)
+            return
+        broadcast = self._spark.sparkContext.broadcast(data)
+        try:
+            yield _Loader(broadcast)
+        finally:
+            with suppress(PySparkException, Py4JError, OSError):  # the session may have ended
+                broadcast.destroy()
 
     def _run_in_driver(self, function: Callable[[In], Out], task: In) -> Out:
         """Run a task in the driver, with the same errors as on an executor. Messages of other libraries may
@@ -105,6 +128,17 @@ class Common(Generic[In]):
 
     kind: Callable[..., In]
     fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Loads what all tasks of a job share. Sent to executors."""
+
+    data: bytes | Broadcast[bytes]
+
+    def __call__(self) -> Any:
+        data = self.data
+        return pickle.loads(data if isinstance(data, bytes) else data.value)
 
 
 def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object]]:

@@ -238,6 +238,7 @@ def test_message_of_a_transaction_that_is_streamed_counts(
         with made.transaction():
             made.execute(
                 "INSERT INTO streamed SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
+                "SAVEPOINT own",  # the event trigger and the log name the whole transaction
                 "ALTER TABLE streamed ADD b int",
             )
             made.execute("INSERT INTO streamed SELECT g, repeat('x', 100) FROM generate_series(5001, 9000) g")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from pyspark import RDD, SparkContext
@@ -53,3 +54,14 @@ def test_shared_data_of_a_jobs_tasks_is_sent_once(
         (10_000, index) for index in range(3)
     ]
     assert sum(sent) < 1000, "the list is not in the tasks"
+
+
+def test_large_shared_data_of_a_job_leaves_no_file_behind(spark: SparkSession) -> None:
+    """A session lives as long as a pipeline, which runs a job for each epoch."""
+    numbers = tuple(range(1_000_000, 1_500_000))
+    tasks = [LakeFile("a", index, numbers) for index in range(3)]
+    assert len(pickle.dumps(numbers)) > 2 << 20, "Spark sends this much by a broadcast"
+    executors, directory = SparkExecutors(spark), Path(str(spark.sparkContext._temp_dir))
+    before = set(directory.iterdir())
+    assert executors.run(lambda task: len(task.columns), tasks) == [500_000] * 3
+    assert set(directory.iterdir()) == before

@@ -11,8 +11,9 @@ import pytest
 from penstock.errors import MembersDifferError, SinkError
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.retries import RetryLog, load_retries
+from penstock.pipeline.table_overrides import change_overrides, load_overrides
 from penstock.pipeline.table_reconciler import TableReconciler
-from penstock.pipeline.table_selection import Selection
+from penstock.pipeline.table_selection import Selection, Tables
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName
@@ -29,15 +30,17 @@ class Orders:
         self.resynced: list[TableName] = []
         self.lost: list[TableName] = []
         self.told: list[TableName] = []
+        self.copied: list[CatalogTable] = []
         self.sink = PositionSink()
         self.sink.applied = dict.fromkeys(TABLES, at(100))
         tables: Any = SimpleNamespace(
             statuses=dict.fromkeys(TABLES, status),
             request_dropped=lambda name, _reason: self.lost.append(name),
             resync_failed=lambda name, _reason: self.told.append(name),
+            add_pending=lambda _name: None,
         )
         applier: Any = SimpleNamespace(tables=tables, truncates=lambda _name: ())
-        snapshots: Any = SimpleNamespace(is_copying=lambda _name: False)
+        snapshots: Any = SimpleNamespace(is_copying=lambda _name: False, start=self.copied.extend)
         self.roster = TableReconciler(
             cast(
                 "Any",
@@ -112,3 +115,12 @@ def test_a_dropped_table_that_changes_are_kept_for_is_not_gone_before_it_has_the
     orders = Orders(tmp_path, TableStatus(state, at(100)))
     orders.resync(Selection({}, {}, {}), dict.fromkeys(TABLES, "it was dropped"))
     assert bool(orders.lost) is is_lost
+
+
+def test_a_resync_ordered_before_a_table_is_copied_makes_no_second_copy(tmp_path: Path) -> None:
+    orders = Orders(tmp_path, TableStatus(TableState.STREAMING, at(100)))
+    change_overrides(tmp_path, lambda overrides: overrides.request_resync(TABLES))
+    new = Tables({ITEMS.name: TABLES[ITEMS.name]}, {}, {ITEMS.name: TableStatus(TableState.PENDING)})
+    orders.roster._admit(new, load_overrides(tmp_path))
+    assert orders.copied == [TABLES[ITEMS.name]]
+    assert load_overrides(tmp_path).resync == {ORDERS.name}

@@ -186,7 +186,8 @@ class DeltaCommit:
         else:
             looks_up = self.layout.mode.keeps_past_rows or source_column(self.views.values()) is not None
             parts = plan_parts(self.slices, self.counts, looks_up=looks_up, at_once=True)
-            shares = [(tuple(self.slices), part) for part in parts]
+            slices = tuple(self.slices)  # one object, so that `split_tasks` sends it once for all tasks
+            shares = [(slices, part) for part in parts]
         reported_bytes = REPORTED_BYTES // max(len(shares), 1)
         return [
             EpochTask(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 
 from penstock.errors import SinkRefusedError
 from penstock.pipeline.observer import PipelineObserver
@@ -55,6 +56,24 @@ class _Coordinator:
             raise self._failure
         for table in tables:
             arrive(table.name)
+        return {}
+
+
+class _Unfinished(_Coordinator):
+    """Copies until the run ends."""
+
+    def cancel(self) -> None:
+        self.may_end.set()
+
+    @override
+    def copy(
+        self,
+        tables: Sequence[CatalogTable],
+        _hold: object,
+        arrive: Callable[[TableName], None],
+        _stopping: object,
+    ) -> dict[Any, Any]:
+        assert self.may_end.wait(10)
         return {}
 
 
@@ -118,6 +137,21 @@ def test_a_table_that_is_removed_while_its_copy_fails_can_be_copied_again() -> N
     copies.start([TABLE])
     wait_for(lambda: copies.is_over, "the next copy to be over")
     assert listener.entered == 1
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_an_unfinished_copy_is_resumed_by_the_next_run_unless_its_table_was_removed(
+    *, is_removed: bool
+) -> None:
+    coordinator = _Unfinished(None)
+    copies = BackgroundSnapshots(
+        cast("SnapshotCoordinator", coordinator), cast("SnapshotListener", _Listener()), PipelineObserver()
+    )
+    copies.start([TABLE])
+    if is_removed:
+        copies.abandon(TABLE.name)
+    copies.stop()
+    assert coordinator.asked == (["forget"] if is_removed else [])
 
 
 @pytest.mark.parametrize("failure", [None, SinkRefusedError("no", hint="no")])

@@ -38,7 +38,7 @@ from penstock.sinks.delta.definition import snapshot_place
 from penstock.sinks.delta.epoch import DeltaCommit, EpochPart
 from penstock.sinks.delta.lookup import Bounds, load_bounds
 from penstock.sinks.delta.state import DataFile, Unsupported
-from penstock.sinks.executors import In, Out
+from penstock.sinks.executors import In, Out, join_task, split_tasks
 from penstock.sinks.keys import key_hashes
 from penstock.sinks.modes import Layout, Mode
 from penstock.sinks.row_files import write_batches
@@ -147,6 +147,19 @@ def test_files_of_finished_tasks_are_removed_if_another_task_of_the_epoch_fails(
     assert lake.files() == before
     assert lake.epoch(slices).apply(InlineExecutors())
     assert lake.is_right
+
+
+def test_files_of_table_and_epoch_are_sent_once_for_all_tasks(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.change()
+    monkeypatch.setattr(shares, "ROWS_A_TASK", 1)
+    tasks = lake.epoch(list(lake.slices())).plan(2)
+    common, own = split_tasks(tasks)
+    assert common is not None
+    assert len(own) > 1
+    assert {"slices", "table"} <= common.fields.keys()
+    assert [join_task(common, each) for each in own] == tasks
 
 
 def test_files_of_an_epoch_whose_commit_was_not_answered_stay(
