@@ -13,8 +13,9 @@ from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.retries import RetryLog, load_retries
 from penstock.pipeline.table_overrides import change_overrides, load_overrides
 from penstock.pipeline.table_reconciler import TableReconciler
-from penstock.pipeline.table_selection import Selection, Tables
+from penstock.pipeline.table_selection import Selection
 from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.tables import Tables
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName
 from tests.support.pipeline.position_sink import PositionSink

@@ -379,7 +379,7 @@ def test_R04_an_update_without_key_and_old_row_is_refused() -> None:
         Change(ChangeType.UPDATE_POSTIMAGE, 0, {"a": Value(1)}),
         Change(ChangeType.INSERT, 0, {"a": Value(1)}, ("b",)),
     ):
-        with pytest.raises(SinkRefusedError, match="without key") as caught:
+        with pytest.raises(SinkRefusedError, match="without a key") as caught:
             fold(changes_table(HEAP, [Transaction(110, (change,))]), layout, PlainTarget(layout, []).lookup)
         assert "REPLICA IDENTITY FULL" in str(caught.value.hint)
 
