@@ -312,7 +312,7 @@ def test_L10_failover_on_a_server_that_does_not_know_it_is_refused_before_anythi
     assert type(error) is SlotFailoverError
     assert str(error) == (
         "PEN-1216: source.failover is set, and the server is Postgres 16: slots are copied to standbys "
-        "from 17 on\n"
+        "since Postgres 17\n"
         "  fix: remove source.failover from the configuration, or upgrade the server"
     )
     assert database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [
