@@ -71,6 +71,9 @@ def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(
     # A shard that is added while no pipeline runs joins: the table is resynced automatically.
     _change(database)
     database.execute(SHARD.format("shard_3"))
-    report = verify_tables(spark, made.config)  # which moves the pipeline to the position of the comparison
+    assert (
+        not made.run_once().failed
+    )  # until then the table is being copied, and `verify` does not compare it
+    report = verify_tables(spark, made.config)
     assert [(str(each.table), each.equal) for each in report.verdicts] == [("lake.orders", True)]
     assert held() == _there(database, "shard_1", "shard_2", "shard_3")
