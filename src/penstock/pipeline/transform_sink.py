@@ -57,6 +57,7 @@ from penstock.transforms.staging import (
     StageTask,
     ask,
     ask_rows,
+    needs_all_changes,
     plan_stages,
     restage,
     stage,
@@ -229,6 +230,16 @@ class TransformingSink(Sink, AskingSink):
     @override
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
         return self._sink.steps(slices, end)
+
+    @override
+    def needs_earlier_changes(self, changes: TableChanges) -> bool:
+        transform = self._transform_of(changes.table)
+        if transform is None:
+            return self._sink.needs_earlier_changes(changes)
+        return any(
+            needs_all_changes(list(slices), transform.fit(schema))
+            for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)
+        )
 
     @override
     def find_rejected(

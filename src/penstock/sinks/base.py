@@ -364,6 +364,13 @@ class Sink(Targets):
         del slices
         return [end]
 
+    def needs_earlier_changes(self, changes: TableChanges) -> bool:
+        """Whether a result may depend on values of earlier changes of the epoch, so that each part of it must
+        begin with the first change.
+        """
+        del changes
+        return False
+
     def find_rejected(
         self, target: Target, changes: TableChanges, end: Position
     ) -> dict[tuple[int, int], str]:
@@ -403,17 +410,19 @@ def apply_in_steps(
     the end of each part the target equals the source. A schema change is one commit with all changes.
 
     A part has only the changes after the part before it. Transforming and screening read all changes of a
-    part, so parts that repeated earlier changes would cost the square of their number.
+    part, so parts that repeated earlier changes would cost the square of their number. Only a sink that
+    `needs_earlier_changes` gets them again; it skips those that it has applied.
     """
     ends = [end] if changes.evolution is not None else sink.steps(changes.slices, end)
     if len(ends) == 1:
         apply(changes, end)
         return
+    repeats = sink.needs_earlier_changes(changes)
     done = Position.ZERO
     for upto in ends:
         part = slices_after(slices_upto(changes.slices, upto), done)
         apply(replace(changes, slices=tuple(part)), upto)
-        done = upto
+        done = done if repeats else upto
 
 
 def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str) -> None:

@@ -65,14 +65,19 @@ def plan_stages(
     """Divide changes into tasks. All changes are in one task if some have unchanged TOAST values on which a
     result may depend.
     """
-    counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-    if fitted.needs_earlier_values and counts.unchanged:
+    if needs_all_changes(slices, fitted):
         return [StageTask(tuple(slices), fitted, str(directory), together=True)]
     size = -(-len(slices) // max(1, parallelism))
     return [
         StageTask(tuple(slices[at : at + size]), fitted, str(directory), False, at)
         for at in range(0, len(slices), size)
     ]
+
+
+def needs_all_changes(slices: Sequence[FileSlice], fitted: Fitted) -> bool:
+    """Whether some changes have unchanged TOAST values on which a result may depend."""
+    counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+    return bool(fitted.needs_earlier_values and counts.unchanged)
 
 
 def ask(task: StageTask) -> list[str]:

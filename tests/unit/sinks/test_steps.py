@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from penstock.change import ChangeCounts
 from penstock.position import Position
@@ -68,6 +69,18 @@ def test_parts_of_an_epoch_are_applied_in_order_and_hold_each_change_once(tmp_pa
     apply_in_steps(small_steps(), changes, at(50), lambda part, upto: found.append((upto, list(part.slices))))
     assert [upto for upto, _ in found] == [at(20), at(30), at(50)]
     assert [slice for _, part in found for slice in part] == slices
+
+
+def test_parts_repeat_earlier_changes_for_a_sink_that_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = spooled(tmp_path)
+    sink = small_steps()
+    monkeypatch.setattr(sink, "needs_earlier_changes", lambda _: True)
+    found: list[list[FileSlice]] = []
+    changes = TableChanges(ITEMS.name, slices, ChangeCounts())
+    apply_in_steps(sink, changes, at(50), lambda part, _: found.append(list(part.slices)))
+    assert found == [slices_upto(slices, upto) for upto in (at(20), at(30), at(50))]
 
 
 def test_a_schema_change_is_one_step(tmp_path: Path) -> None:

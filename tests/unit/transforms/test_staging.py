@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -96,3 +97,18 @@ def test_tables_without_a_transform_are_passed_on_as_they_are(changes: TableChan
     target = Target(TableName("public", "plain"), PLAIN.oid, PLAIN.key, pa.schema([]), Position.of(1))
     seen.apply(target, changes, Position.of(10**9))
     assert sink.changes is changes
+
+
+@pytest.mark.parametrize(("where", "unchanged"), [("id >= 0", 1), ("id >= 0", 0), (None, 1)])
+def test_only_a_filter_of_changes_with_unchanged_values_needs_earlier_changes(
+    changes: TableChanges, tmp_path: Path, where: str | None, unchanged: int
+) -> None:
+    """A value that the filter needs may be in an earlier part of a backlog."""
+    transform = Transform(where=where) if where else COLUMNS
+    _, seen, _ = sink_with(transform, tmp_path)
+    slices = [
+        replace(slice, file=replace(slice.file, counts=replace(slice.file.counts, unchanged=unchanged)))
+        for slice in changes.slices
+    ]
+    found = seen.needs_earlier_changes(replace(changes, slices=slices))
+    assert found is (where is not None and unchanged > 0)
