@@ -52,8 +52,8 @@ def _blocked(*tables: TableName) -> CoverageReport:
     )
 
 
-def _pending() -> Tables:
-    return Tables(statuses={name: TableStatus(TableState.PENDING) for name in (GOOD, BAD)})
+def _pending(state: TableState = TableState.PENDING) -> Tables:
+    return Tables(statuses={name: TableStatus(state) for name in (GOOD, BAD)})
 
 
 def test_a_table_that_cannot_be_published_fails_alone_with_its_remedy() -> None:
@@ -223,10 +223,13 @@ def test_P08_a_table_that_left_the_publication_and_returned_fails_until_it_is_re
     assert load_memberships(tmp_path) == _memberships("1/10", "1/12")
 
 
+@pytest.mark.parametrize("state", [TableState.PENDING, TableState.PAUSED])
 def test_P08_an_unfinished_snapshot_is_forgotten_if_its_table_left_the_publication_and_returned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: TableState
 ) -> None:
-    """Its chunks lack the changes from the time between, and the spool does not have them either."""
+    """Its chunks lack the changes from the time between, and the spool does not have them either. A table may
+    be paused before its snapshot is complete.
+    """
     config = _config(tmp_path)
     snapshots = tmp_path / "lake" / SNAPSHOTS / "shop"
     unfinished = [snapshots / name.schema / name.name / "plan.json" for name in (GOOD, BAD)]
@@ -241,9 +244,9 @@ def test_P08_an_unfinished_snapshot_is_forgotten_if_its_table_left_the_publicati
     with monkeypatch.context() as patch:
         patch.setattr("penstock.pipeline.sources.resume_checks.save_memberships", end)
         with pytest.raises(OSError, match="the run ends"):
-            record_memberships(config, _pending(), before, now, str, is_alone=True)
+            record_memberships(config, _pending(state), before, now, str, is_alone=True)
     assert [path.exists() for path in unfinished] == [True, False], "before the new membership is recorded"
-    tables = _pending()
+    tables = _pending(state)
     record_memberships(config, tables, before, now, str, is_alone=True)
     assert tables.unpublished == {BAD}
     assert tables.capturable == [GOOD, BAD]

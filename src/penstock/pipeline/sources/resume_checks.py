@@ -26,7 +26,7 @@ from penstock.errors import (
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.retries import check_format
 from penstock.pipeline.snapshots.state import SnapshotStore
-from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.table_states import TableStatus
 from penstock.pipeline.tables import Tables, fail_over_holes
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
@@ -79,9 +79,12 @@ def fail_rejoined(
     """Fail the filled tables whose membership was interrupted, and return the memberships to record.
 
     A failed table keeps its old entry, so it fails again if this run ends before its state is stored.
-    A pending table counts as unpublished until now: the chunks of an unfinished snapshot lack changes.
+    An interrupted table without a complete snapshot counts as unpublished until now: the chunks of its
+    unfinished snapshot lack changes. It may be paused.
     """
-    pending = [name for name, status in tables.statuses.items() if status.state is TableState.PENDING]
+    pending = [
+        name for name, status in tables.statuses.items() if status.applied is None and not status.is_over
+    ]
     compared = [source for name in (*tables.filled, *pending) for source in tables.sources_of(name)]
     interrupted = interrupted_tables(recorded, found, compared)
     tables.unpublished |= {
