@@ -196,14 +196,15 @@ def _ensure_bundled_home() -> Path:
 
 
 def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[bytes] = ()) -> Path:
-    """A directory for `JAVA_HOME` whose `bin/java` wraps `java`. Its name is a digest of its content, so that
-    it is never incomplete.
+    """A directory for `JAVA_HOME` whose `bin/java` wraps `java`. Its name contains a digest of its content.
+
+    It is installed again if files are missing, because cleaners of caches delete old files.
     """
     script = _WRAPPER.replace("{java}", shlex.quote(str(java)))
     trusted = jks(certificates) if certificates else b""
     home = cache_dir / f"java-{hashlib.sha256(script.encode() + trusted).hexdigest()[:16]}"
-    if not storage.exists(home / "bin" / "java"):
-        files = {"bin/java": script.encode()} | ({"trusted.jks": trusted} if trusted else {})
+    files = {"bin/java": script.encode()} | ({"trusted.jks": trusted} if trusted else {})
+    if not all(storage.exists(home / name) for name in files):
         install_directory(home, files, modes=dict.fromkeys((".", "bin", "bin/java"), 0o755))
     return home
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -74,13 +74,21 @@ def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str,
     try:
         draft.rename(target)
     except OSError:
-        is_complete = all((target / name).exists() for name in files)
         try:
-            if not is_complete:  # a cleaner of old files leaves the directories
-                storage.discard_tree(target)
-                draft.rename(target)
+            _replace_incomplete(target, draft, files)
         finally:
             storage.discard_tree(draft)
+
+
+def _replace_incomplete(target: Path, draft: Path, names: Iterable[str]) -> None:
+    """Put `draft` in the place of a directory that lacks one of `names`; cleaners of old files leave the
+    directories. One process at a time, so that none removes what another one has just installed.
+    """
+    with exclusive(target.with_name(f".{target.name}.lock")):
+        if all((target / name).exists() for name in names):
+            return
+        storage.discard_tree(target)
+        draft.rename(target)
 
 
 def is_case_sensitive(directory: Path) -> bool:

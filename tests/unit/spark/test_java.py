@@ -138,6 +138,16 @@ def test_wrapper_is_made_once_and_leaves_no_drafts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == list(homes)
 
 
+@pytest.mark.parametrize("lost", ["bin/java", "trusted.jks"])
+def test_a_home_that_lost_a_file_is_installed_again(tmp_path: Path, lost: str) -> None:
+    """Without its certificates the wrapper would start Java with other ones."""
+    home = ensure_wrapper_home(Path("/jre/bin/java"), tmp_path, [b"certificate"])
+    content = (home / lost).read_bytes()
+    (home / lost).unlink()
+    assert ensure_wrapper_home(Path("/jre/bin/java"), tmp_path, [b"certificate"]) == home
+    assert (home / lost).read_bytes() == content
+
+
 def test_other_certificates_make_another_home(tmp_path: Path) -> None:
     java = Path("/jre/bin/java")
     homes = {
