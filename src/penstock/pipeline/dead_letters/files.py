@@ -171,14 +171,18 @@ class DeadLetterCompactor:
             names = zip(*(rows.column(place).to_pylist() for place in places), strict=True)
             batches += rows.filter(pa.array([name in files[stem] for name in names], pa.bool_())).to_batches()
         assert schema is not None
-        write_changes(self._pending / f"{into}{CHANGES_SUFFIX}", schema, batches)
-        write_durably(
-            self._pending / f"{into}{LETTERS_SUFFIX}",
-            _load(self.directory / f"{stem}.parquet" for stem in run),
-        )
-        storage.sync_directory(self._pending)
+        changes, letters = (self._pending / f"{into}{suffix}" for suffix in (CHANGES_SUFFIX, LETTERS_SUFFIX))
         compaction = Compaction(into, tuple(run))
-        storage.put(self._document(into), compaction.dump())
+        try:
+            write_changes(changes, schema, batches)
+            write_durably(letters, _load(self.directory / f"{stem}.parquet" for stem in run))
+            storage.sync_directory(self._pending)
+            storage.put(self._document(into), compaction.dump())
+        except BaseException:
+            if not storage.exists(self._document(into)):  # otherwise `finish` needs both files
+                storage.delete(changes)
+                storage.delete(letters)
+            raise
         self._finish(compaction)
         return compaction
 

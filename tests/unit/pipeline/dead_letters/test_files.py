@@ -149,3 +149,31 @@ def test_a_compaction_that_meets_a_disk_error_leaves_no_file_behind(
     assert set(store.directory.iterdir()) == files
     store.forget(datetime.now(UTC))
     assert set(store.directory.iterdir()) != files, "the next attempt compacts them"
+
+
+@pytest.mark.parametrize("failing", ["sync_file", "sync_directory", "put"])
+def test_a_compaction_of_open_dead_letters_that_meets_a_disk_error_leaves_no_file_behind(
+    made: MemoryPipeline, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """Each attempt has new file names, so a full disk would fill further."""
+    made.many = 100
+    made.open()
+    for number in range(10, 13):
+        made.source.insert(row(number, BEYOND))
+        epoch(made)
+    directory = made.box.store.directory
+    files = {path for path in directory.rglob("*") if path.is_file()}
+    store = DeadLetterStore(directory.parents[1], "p", 2)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, failing, fail)
+        with pytest.raises(OSError, match="no space"):
+            store.compact(made.name)
+    assert {path for path in directory.rglob("*") if path.is_file()} == files
+    store.compact(made.name)
+    assert {path for path in directory.rglob("*") if path.is_file()} != files, (
+        "the next attempt compacts them"
+    )
