@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.config.model import PipelineConfig
 from penstock.config.policies import ExistingPolicy
@@ -50,10 +49,6 @@ from penstock.postgres.membership import Membership
 from penstock.postgres.slot import nudge
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink
-
-if TYPE_CHECKING:
-    from penstock.pipeline.tables import Tables
-
 
 _log = logging.getLogger(__name__)
 
@@ -331,7 +326,7 @@ class TableReconciler:
             ):
                 continue
             if table.oid not in self._resynced_members and self.config.schema_rule(name).auto_resync:
-                self._resync([name], selection, {})
+                self.tables.order_resync(name, "its source tables have the same columns again")
                 self._resynced_members.add(table.oid)
 
     def _remember_sources(self, tables: Mapping[TableName, CatalogTable]) -> None:

@@ -29,6 +29,7 @@ class Orders:
 
     def __init__(self, state: Path, status: TableStatus) -> None:
         self.resynced: list[TableName] = []
+        self.ordered: list[TableName] = []
         self.lost: list[TableName] = []
         self.told: list[TableName] = []
         self.copied: list[CatalogTable] = []
@@ -39,6 +40,7 @@ class Orders:
             request_dropped=lambda name, _reason: self.lost.append(name),
             resync_failed=lambda name, _reason: self.told.append(name),
             add_pending=lambda _name: None,
+            order_resync=lambda name, _reason: self.ordered.append(name),
         )
         applier: Any = SimpleNamespace(tables=tables, truncates=lambda _name: ())
         snapshots: Any = SimpleNamespace(is_copying=lambda _name: False, start=self.copied.extend)
@@ -98,12 +100,15 @@ def test_a_table_whose_target_cannot_be_read_holds_up_no_other_resync_and_says_s
 
 
 def test_K11_a_routed_table_is_resynced_once_its_members_match_again(tmp_path: Path) -> None:
-    """Also if the members differed only while a resync for another reason copied them."""
+    """Also if the members differed only while a resync for another reason copied them.
+
+    The resync is ordered, so that it is not lost if it cannot start yet.
+    """
     reason = f"PEN-1403: public.a was altered; and its resync failed: {MembersDifferError.code}: not alike"
     orders = Orders(tmp_path, TableStatus(TableState.FAILED, at(100), reason=reason))
     for _ in range(2):
         orders.roster._resync_matching_members(Selection({ORDERS.name: TABLES[ORDERS.name]}, {}, {}))
-    assert orders.resynced == [ORDERS.name]
+    assert orders.ordered == [ORDERS.name]
 
 
 @pytest.mark.parametrize(
