@@ -103,12 +103,20 @@ class SparkExecutors(Executors):
         if len(data) < _BROADCAST_BYTES:
             yield _Loader(data)
             return
-        broadcast = self._spark.sparkContext.broadcast(data)
+        broadcast = self._broadcast(data)
         try:
             yield _Loader(broadcast)
         finally:
             with suppress(PySparkException, Py4JError, OSError):  # the session may have ended
                 broadcast.destroy()
+
+    def _broadcast(self, data: bytes) -> Broadcast[bytes]:
+        try:
+            return self._spark.sparkContext.broadcast(data)
+        except pickle.PicklingError as error:
+            if isinstance(error.__context__, OSError):  # pyspark hides the cause, such as a full disk
+                raise error.__context__ from None
+            raise
 
     def _run_in_driver(self, function: Callable[[In], Out], task: In) -> Out:
         """Run a task in the driver, with the same errors as on an executor. Messages of other libraries may

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 from pyspark import RDD, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError, SinkRefusedError
+from penstock.foreign import is_disk_full
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.iceberg.lookup import LakeFile
 
@@ -65,3 +68,20 @@ def test_large_shared_data_of_a_job_leaves_no_file_behind(spark: SparkSession) -
     before = set(directory.iterdir())
     assert executors.run(lambda task: len(task.columns), tasks) == [500_000] * 3
     assert set(directory.iterdir()) == before
+
+
+def test_a_disk_that_is_full_while_shared_data_is_sent_is_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error policy tells a full disk, which passes, from other errors."""
+    numbers = tuple(range(1_000_000, 1_500_000))
+    tasks = [LakeFile("a", index, numbers) for index in range(2)]
+
+    def fail(_: object, file: IO[bytes], *__: object) -> None:
+        file.close()  # pyspark leaves that to the garbage collector
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("pyspark.core.broadcast.pickle.dump", fail)
+    with pytest.raises(OSError, match="no space left") as raised:
+        SparkExecutors(spark).run(lambda task: len(task.columns), tasks)
+    assert is_disk_full(raised.value)
