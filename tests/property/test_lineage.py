@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.sinks.lineage import Numbering, Numbers, trace
+from penstock.sinks.lineage import DdlHint, Numbering, Numbers, trace
 from tests.support.rounds import rounds
 
 
@@ -85,6 +85,11 @@ def test_S02_an_unseen_drop_and_add_looks_like_a_rename_before_both() -> None:
 
 def test_S03_columns_that_swap_their_names_are_known_by_their_places() -> None:
     assert trace([2], Numbering((1, 2), 2), Numbering((1, 2), 2)) == [(1, 2)]
+
+
+def test_a_hint_of_a_table_without_columns_is_used() -> None:
+    hints = [DdlHint(before=((),), numbers=(3,))]
+    assert trace([1], Numbering((1, 2), 2), Numbering((3,), 3), hints) == [(3,)]
 
 
 def test_a_later_shape_tells_about_an_earlier_one() -> None:

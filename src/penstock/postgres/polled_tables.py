@@ -459,7 +459,7 @@ class ResumeTable:
         if not self._has_tables:
             raise PrivilegeError(
                 f"schema {_SCHEMA} has only some of the tables of a polling capture",
-                hint="drop the schema, and start again",
+                hint="DROP TABLE IF EXISTS penstock.polling, penstock.polled_tables; then start again",
             )
 
     def _execute(self, statement: str, **arguments: object) -> psycopg.Cursor[tuple[object, ...]]:

@@ -492,6 +492,6 @@ def _check_known(unchanged: pa.Array, names: list[str]) -> None:
         if hidden is not None:
             raise ReferenceTableError(
                 f"a change has an unchanged TOAST value in its column {hidden!r}",
-                hint="ALTER TABLE … REPLICA IDENTITY FULL; "
-                "for the table of the stream, or join on a column of another type",
+                hint="run ALTER TABLE … REPLICA IDENTITY FULL for the table of the stream, "
+                "or join on a column of another type",
             )

@@ -62,7 +62,7 @@ def trace(
     `hints` are the hints for each version. They are ignored if they are inconsistent.
     """
     known = [numbers for each in hints for numbers in (*each.before, each.numbers) if numbers is not None]
-    if not hints or any(numbers[-1] > now.width for numbers in known):
+    if not hints or any(max(numbers, default=0) > now.width for numbers in known):
         return _trace(counts, [None] * len(counts), before, now)
     lengths: list[int] = []
     found: list[Numbers | None] = []
