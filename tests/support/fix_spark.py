@@ -28,6 +28,8 @@ def pytest_configure() -> None:
     given = os.environ.get("PYTHONPATH", "")
     if str(_FOR_WORKERS) not in given.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_FOR_WORKERS), given)))
+    # numpy's linear algebra starts its threads at import, in every one of some thousand processes.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
