@@ -114,6 +114,12 @@ def test_every_file_and_test_that_a_page_names_exists(page: str) -> None:
     ]
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert any(f"def {name}(" in text for text in tests), name
+    code = [
+        path.read_text(encoding="utf-8") for area in ("src", "tools") for path in (ROOT / area).rglob("*.py")
+    ]
+    for name in set(re.findall(r"`(_\w+|[A-Z]\w+\.[a-z_]\w*)`", text)):
+        attribute = name.partition(".")[2] or name
+        assert any(re.search(rf"\b{attribute}\b", text) for text in code), name
 
 
 def test_configurations_in_the_guide_to_captures_are_valid(tmp_path: Path) -> None:
