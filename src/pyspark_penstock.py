@@ -1,7 +1,7 @@
-"""Lets Spark find the format by name: it imports every top-level module called `pyspark_*` and takes its
-`DefaultSource`.
+"""Makes `format("postgres-cdc")` known to Spark, which imports every top-level module called `pyspark_*` and
+registers its `DefaultSource`.
 
-Kept light on purpose: a module of this kind that fails to import would disable the discovery of all of them.
+Imports as little as possible: if one such module fails to import, Spark discovers none of them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def as_arrow(values: npt.NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
-    """An Arrow array over numbers of the same width as `arrow_type`, without nulls."""
+    """An Arrow array without nulls over the memory of `values`, which are as wide as `arrow_type`."""
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
@@ -118,7 +118,7 @@ _NAMED: dict[str, pa.DataType] = {
         *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
         *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-        # The only one with metadata, which the text does not show.
+        # Only GEOMETRY_TYPE has field metadata, which the text does not show.
         *(pa.month_day_nano_interval(), GEOMETRY_TYPE),
     )
 }

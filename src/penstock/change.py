@@ -1,4 +1,4 @@
-"""Typed change batches, and the log steps in which decoders deliver them.
+"""Typed change batches (`ChangeBatch`), and the `LogStep`s in which decoders return them.
 
 A change batch has the table's columns, then the metadata columns below. The first three have the names of
 Delta's change data feed and Spark. Changes are ordered by the unique pair `(_commit_version, _ordinal)`,
@@ -23,14 +23,15 @@ class ChangeType(StrEnum):
 
     A change of the primary key is a `delete` of the old key and an `insert` of the new one.
 
-    So is every update of a table without a key under REPLICA IDENTITY FULL.
+    In a table without a key (REPLICA IDENTITY FULL), every update is a `delete` of the old row and an
+    `insert` of the new one.
     """
 
     INSERT = "insert"
     UPDATE_PREIMAGE = "update_preimage"
     """The old row of the `update_postimage` with the next ordinal.
 
-    Only if `source.old_rows` asks for it and the server sends it.
+    Exists only if `source.old_rows` is set and the server sends the old row.
     """
     UPDATE_POSTIMAGE = "update_postimage"
     DELETE = "delete"
@@ -58,14 +59,14 @@ for its type.
 
 METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(CHANGE_TYPE, pa.string(), nullable=False),
-    # Null only in rows of a transaction that was open when they were written; the manifest then holds its
-    # value.
+    # Null only in rows that were written while their transaction was open; the segment's manifest then has
+    # the value.
     pa.field(COMMIT_VERSION, pa.int64()),
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
     pa.field(ORDINAL, pa.int64(), nullable=False),
     pa.field(XID, pa.int64(), nullable=False),
-    # Names of columns whose value the server did not send (unchanged TOAST); null if there are none. A delete
-    # names columns only if part of the row's identity is missing: such a change is never applied.
+    # Names of columns whose value the server did not send (unchanged TOAST); null if there are none. In a
+    # delete, these are missing columns of the row's identity: such a delete is never applied.
     pa.field(UNCHANGED, pa.list_(pa.string())),
     # Column name → exact Postgres text, for values that the typed column cannot hold; null if there are none.
     pa.field(EXACT, EXACT_TYPE),
@@ -130,7 +131,7 @@ class ChangeCounts:
     moves: int = 0
     """Key changes, and updates in tables without a key; each is also counted as one delete and one insert.
 
-    An upper bound if rolled back rows were removed from the file.
+    An upper bound if rows of rolled-back subtransactions were removed from the file.
     """
     unchanged: int = 0
     """Rows that name at least one column in `_unchanged`."""
@@ -178,7 +179,7 @@ class ChangeBatch:
     is_old: bool = False
     """Whether the batch has only `update_preimage` rows.
 
-    They are kept apart, so that other readers need not read them.
+    They are in separate batches, so that readers without need for old rows can skip them.
     """
 
 
@@ -210,7 +211,7 @@ class LogicalMessage:
     def sort_key(self) -> tuple[Lsn, bool, int, Lsn]:
         """Sort key of committed messages in log order.
 
-        Messages of a commit precede a message at the end of that commit.
+        Messages of a transaction precede a non-transactional message at the end of its commit.
         """
         return (
             self.position.lsn if self.position else self.lsn,
@@ -224,7 +225,7 @@ class LogicalMessage:
 class Transactions:
     """Consecutive committed transactions.
 
-    `end` is the position of the last one; `batches` may be empty (nothing published).
+    `end` is the position of the last one; `batches` may be empty, if no published table changed.
     """
 
     batches: tuple[ChangeBatch, ...]
@@ -240,8 +241,8 @@ class TransactionPiece:
     """Part of a large transaction that is still open: `_commit_version` and `_commit_timestamp` are null in
     its rows.
 
-    `xid` is that of the top-level transaction. `_xid` is that of the subtransaction, which may be rolled back
-    alone.
+    `xid` identifies the top-level transaction. The column `_xid` has the subtransaction of each row, which
+    may be rolled back alone.
     """
 
     xid: int
@@ -259,7 +260,7 @@ class PiecesCommitted:
     keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Keys, by OID, of tables that the transaction created.
 
-    They were unknown while it was open, so its pieces lack them.
+    They were unknown while the transaction was open, so the tables in its pieces have no key.
     """
 
 

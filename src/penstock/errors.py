@@ -1,9 +1,9 @@
 """All errors of Penstock.
 
 Every error has a stable code, a `Recovery` that decides whether it is retried, and, where an operator can fix
-it, a hint with the exact fix. A raise site only chooses a class; `penstock.pipeline` and `penstock.capture`
-decide from `Recovery` whether to retry. Spark passes exceptions on as text, so the code is part of the
-message. No error contains a row value or a secret.
+it, a hint with the exact fix. Code that raises an error only chooses its class; `penstock.pipeline` and
+`penstock.capture` decide from `Recovery` whether to retry. Spark passes exceptions on as text, so the code is
+part of the message. No error contains a row value or a secret.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PenstockError(Exception):
 def parse_error(text: str) -> PenstockError | None:
     """Find a Penstock error in the text of an exception from Spark, which may be a traceback.
 
-    None if it has none.
+    None if the text contains no known error code.
     """
     match = re.search(r"(PEN-\d{4}): (.*)(?:\n  fix: (.*))?", text)
     cls = find_error(match[1]) if match else None
@@ -55,7 +55,7 @@ def parse_error(text: str) -> PenstockError | None:
 
 
 def find_error(code: str) -> type[PenstockError] | None:
-    """The error class with this code."""
+    """The error class with this code, or None."""
 
     def family(cls: type[PenstockError]) -> Iterator[type[PenstockError]]:
         yield cls
@@ -94,7 +94,7 @@ class EnvironmentUnfitError(PenstockError):
 
 
 class NoTableError(ConfigError):
-    """No table is configured to read records from."""
+    """No table is configured from which to read records."""
 
     code = "PEN-1011"
 
@@ -318,7 +318,7 @@ class SlotUnreservedError(PenstockError):
 class ProtocolError(PenstockError):
     """The server sent data that is not the replication protocol.
 
-    The message has position and message kind, never the payload.
+    The error names the position and the kind of protocol message, never the payload.
     """
 
     code = "PEN-1301"
@@ -393,7 +393,7 @@ class RowUnidentifiedError(TableError):
             "in the target",
             hint=f"give every partition of {table} the replica identity of its root (penstock check prints "
             "the statements), "
-            f"then penstock tables resync {table}",
+            f"then penstock tables resync CONFIG {table}",
         )
 
 
@@ -406,9 +406,7 @@ class PartitionIdentityError(ReplicaIdentityError):
 
 
 class MembersDifferError(TableError):
-    """The tables routed into one target have different columns or keys, or one of them cannot be
-    replicated.
-    """
+    """Tables routed into one target have different columns or keys, or one of them cannot be replicated."""
 
     code = "PEN-1420"
 
@@ -429,9 +427,9 @@ class UnrepresentableError(TableError):
 
 
 class UnreadableTextError(TableError):
-    """A value cannot be decoded: it is not valid UTF-8 (possible in a SQL_ASCII database), it is not in the
-    text form of its type (whose definition may have been dropped), or the columns of a change that triggers
-    recorded are no longer known.
+    """A value cannot be decoded: it is not valid UTF-8 (possible in a SQL_ASCII database), or not in the text
+    form of its type (whose definition may have been dropped). With trigger capture also: the columns that the
+    table had when a change was recorded are no longer known.
     """
 
     code = "PEN-1412"
@@ -454,12 +452,16 @@ class ChangeHeldError(TableError):
 
     @classmethod
     def after_another(cls) -> Self:
-        return cls("it leaves values unchanged that were part of a rejected change", hint=_HELD)
+        return cls(
+            "it does not contain unchanged TOAST values, and the change that set them was rejected",
+            hint=_HELD,
+        )
 
     @classmethod
     def under_another_key(cls) -> Self:
         return cls(
-            "it leaves values unchanged that the target does not have under the former key of the row",
+            "it does not contain unchanged TOAST values, and the target does not have them under the former "
+            "key of the row",
             hint=_HELD,
         )
 
@@ -480,14 +482,14 @@ class TransformError(TableError):
 class TableFailedError(TableError):
     """Applying, copying or maintaining the table failed repeatedly for a reason that no other code describes.
 
-    The message names it.
+    The message contains the reason.
     """
 
     code = "PEN-1423"
 
 
 class KeyChangesTooLargeError(TableError):
-    """Key changes that leave TOASTed values behind connect more changes than a task may hold in memory."""
+    """Key changes with unchanged TOAST values connect more changes than one task may hold in memory."""
 
     code = "PEN-1424"
 
@@ -530,7 +532,7 @@ class SpoolGapError(SpoolError):
 
 
 class SpoolFullError(SpoolError):
-    """The volume or the quota of the spool is full. Changes that are not sealed remain in the slot."""
+    """The volume or the quota of the spool is full. Changes that are not yet sealed remain in the slot."""
 
     code = "PEN-2005"
     recovery = Recovery.OPERATOR
@@ -632,7 +634,7 @@ class PipelineBusyError(PenstockError):
 class SnapshotLostError(PenstockError):
     """The exported snapshot was lost before all chunks were read.
 
-    The remaining chunks are read with a new one.
+    The remaining chunks are read under a new snapshot.
     """
 
     code = "PEN-4002"
@@ -669,18 +671,14 @@ class TableRewrittenError(SnapshotLostError):
 
 
 class SnapshotTaskError(PenstockError):
-    """A Spark task that reads a snapshot ended without a reason, for example because its process was
-    killed.
-    """
+    """A Spark task that reads a snapshot ended without a reason, e.g. because its process was killed."""
 
     code = "PEN-4006"
     recovery = Recovery.RETRY
 
 
 class WorkerStartError(PenstockError):
-    """A Python worker process of Spark was killed or took too long to start, for example on an overloaded
-    machine.
-    """
+    """A Python worker process of Spark was killed, or took too long to start (e.g. on a busy machine)."""
 
     code = "PEN-4007"
     recovery = Recovery.RETRY

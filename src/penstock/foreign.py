@@ -1,7 +1,7 @@
 """Describe exceptions of other libraries without repeating their messages, which may contain row values.
 
 Only the class, Spark's error condition and, for a missing file, its path are safe to show in status and logs.
-Works on attributes, so that neither pyspark nor py4j is imported.
+Java exceptions are recognized by their attributes, so that neither pyspark nor py4j is imported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def describe(error: BaseException) -> str:
     """A description of the root cause without row values: its class or Spark's error condition, and the path
     of a missing file.
 
-    An error of Penstock never contains a row value, so it is shown whole.
+    An error of Penstock never contains a row value, so its whole text is returned.
     """
     if isinstance(error, PenstockError):
         return str(error)
@@ -55,7 +55,7 @@ def describe(error: BaseException) -> str:
 
 
 def missing_file(error: BaseException) -> str | None:
-    """The path of the missing file, if the error or one of its causes is about one."""
+    """The path of the missing file, if the error or one of its causes reports one; otherwise None."""
     for each in causes(error):
         if isinstance(each, FileNotFoundError) and each.filename is not None:
             return str(each.filename)

@@ -1,5 +1,5 @@
-"""Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the transactions that
-hold it up.
+"""Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the long-running
+transactions that keep the slot from advancing.
 
 Values only. `postgres` samples them, `capture` combines them, and the spool's status file shows them to other
 processes.
@@ -16,13 +16,13 @@ _STRAINED = {"extended": "the slot keeps more WAL than max_wal_size", "lost": "t
 
 
 def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | None:
-    """The error for a slot with this `wal_status`, or None if its WAL is safe."""
+    """The error for a slot whose `wal_status` is `unreserved`; None for any other status."""
     if wal_status != "unreserved":
         return None
     return SlotUnreservedError(
-        f"{name} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it "
-        "still needs, and invalidate it",
-        hint="let its reader catch up at once; until then: ALTER SYSTEM "
+        f"{name} retains more WAL than max_slot_wal_keep_size: the next checkpoint may remove WAL that the "
+        "slot needs, and invalidate the slot",
+        hint="let the reader of the slot catch up now; until it has caught up: ALTER SYSTEM "
         "SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
     )
 
@@ -34,7 +34,7 @@ def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: st
         return f"{danger.code}: {danger.message}; fix: {danger.hint}"
     if wal_status not in _STRAINED:
         return None
-    room = f", {safe_wal_bytes} bytes may still be written" if safe_wal_bytes is not None else ""
+    room = f"; it is safe for {safe_wal_bytes} more bytes of WAL" if safe_wal_bytes is not None else ""
     return f"wal_status is {wal_status}: {_STRAINED[wal_status]}{room}"
 
 
@@ -63,7 +63,7 @@ class OpenTransaction:
 
     @property
     def remedy(self) -> str:
-        """The statement that ends it. A prepared transaction must be ended in its own database."""
+        """The SQL statement that ends the transaction. For a prepared transaction, run it in `database`."""
         if self.pid is not None:
             return f"SELECT pg_terminate_backend({self.pid});"
         escaped = self.name.replace("'", "''")
@@ -87,7 +87,7 @@ class CaptureLag:
     catalog_xmin_age: int | None
     """Age of the slot's catalog horizon in transactions.
 
-    VACUUM cannot remove catalog rows that died since then.
+    VACUUM cannot remove catalog rows that were deleted after this horizon.
     """
     oldest_xmin_age: int | None
     """Age of the oldest snapshot of any session, in transactions."""

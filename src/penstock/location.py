@@ -14,12 +14,12 @@ from urllib.parse import unquote
 
 from penstock.errors import ConfigError
 
-# pathlib reduces `s3://` to `s3:/`. One letter before the colon is no scheme.
+# pathlib reduces `s3://` to `s3:/`. A single letter before the colon is not taken for a scheme.
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<rest>/.*)", re.DOTALL)
 _FILE = re.compile(r"file:(//(localhost)?(?=/))?(?P<path>/.*)", re.DOTALL | re.IGNORECASE)
 _FIX = (
-    "give the path of a directory that driver and executors reach under one name, such as /mnt/lake, or "
-    "its URL, file:///mnt/lake"
+    "give the path of a directory that the driver and all executors can access under that path, such as "
+    "/mnt/lake, or its URL, file:///mnt/lake"
 )
 
 

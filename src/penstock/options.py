@@ -7,8 +7,8 @@ class CaptureLimits:
 ```
 
 The declaration has the name (`segmentRows`, unless `Option.name` says otherwise), type, default and
-description. Parsing, validation, the text form in which settings travel to the Spark source, and the pages in
-docs/reference follow from it. Names are case-insensitive, because Spark lower-cases them.
+description. Parsing, validation, the text form in which settings are passed to the Spark source, and the
+pages in docs/reference are derived from it. Names are case-insensitive, because Spark lower-cases them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Kind:
     """Completes "the option 'x' is not …" in errors."""
     format: Callable[[Any], str] = str
     is_number: bool = False
-    """An empty text is not a number, even if there is a default."""
+    """Whether an empty text is an error if the option has a default. For other kinds it means the default."""
 
     def named(self, name: str) -> Kind:
         """The same kind, shown in the reference under another name."""
@@ -44,7 +44,9 @@ class Kind:
 
 
 def choice(*values: str, of: Callable[[str], Any] = str) -> Kind:
-    """One of some words, in upper or lower case. `of` converts the word to the value."""
+    """The kind of an option with one of these values, case-insensitive. `of` converts the lower-case word to
+    the option's value.
+    """
 
     def parse(text: str) -> Any:
         if text.lower() not in values:
@@ -145,12 +147,14 @@ def declared_options(settings: type) -> tuple[Option, ...]:
 
 
 def read_fields(settings: type, given: Mapping[str, str]) -> dict[str, Any]:
-    """The values of the fields that are options, by field name. The names in `given` are lower-case."""
+    """Read the values of all declared options; returns them by field name. The names in `given` are
+    lower-case.
+    """
     return {option.field: option.read(given) for option in declared_options(settings)}
 
 
 def write_fields(settings: object) -> dict[str, str]:
-    """The text form of the fields that are options, by option name."""
+    """The values of all declared options as text, by option name."""
     settings_class: type = type(settings)
     return {
         option.name: option.text(getattr(settings, option.field))
@@ -177,9 +181,10 @@ class OptionTable:
         return self._by_key[name.lower()]
 
     def check(self, options: Mapping[str, str]) -> dict[str, str]:
-        """Lower-case names, without empty values.
+        """The options with lower-case names, without empty values.
 
-        Raises ConfigError for an unknown name, and for all required options that are missing.
+        Raises ConfigError for an unknown name. If required options are missing, one ConfigError names them
+        all.
         """
         for name in options:
             if name.lower() not in self._by_key:

@@ -67,8 +67,8 @@ class Column:
     type_oid: int
     type_modifier: int = -1
     reader: str = ""
-    """The decoder of the values, as named in `postgres.types`; empty for text, and for types known by a
-    built-in `type_oid`.
+    """The decoder of the values, as named in `postgres.types`; empty for text, and for built-in types, which
+    `type_oid` identifies.
     """
 
 
@@ -76,7 +76,7 @@ class Column:
 class Attributes:
     """Column numbers (`attnum`) and other catalog facts of a table.
 
-    A number is never reused after a rename, drop or add.
+    Postgres never reuses a number: a renamed column keeps its number, and an added column gets a new one.
     """
 
     numbers: tuple[int, ...]
@@ -86,7 +86,8 @@ class Attributes:
     heap: str
     """Differs after a table rewrite or TRUNCATE, and after a partition is attached or detached."""
     source: tuple[Column, ...] | None = None
-    """The source's columns that the numbers belong to, if a transform derives the table's columns from them.
+    """The source's columns, to which `numbers` belong, if a transform derives the table's columns from them;
+    otherwise None.
     """
     made_by: str = ""
     """Fingerprint of that transform."""
@@ -154,22 +155,23 @@ def is_routed(oid: int) -> bool:
 
 
 def joined_schema(name: TableName, source_column: str, members: Sequence[TableSchema]) -> TableSchema:
-    """The schema of the table `name` into which all `members` are routed. Raises the difference that prevents
-    it.
+    """The schema of the table `name` into which all `members` are routed. Raises `MembersDifferError` if the
+    columns or keys of the members differ.
     """
     first, *others = members = sorted(members, key=lambda member: member.name)
     differences = [words for other in others for words in _differences(first, other)]
     taken = [column for column in first.column_names if column.casefold() == source_column.casefold()]
     if taken:
         raise MembersDifferError(
-            f"the tables that are routed into {name} have a column {taken[0]!r} themselves",
-            hint="choose another source_column: for them",
+            f"the tables that are routed into {name} already have a column {taken[0]!r}, so the source "
+            "column cannot have that name",
+            hint=f"set source_column of {name} to another name",
         )
     if differences:
         more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         raise MembersDifferError(
             f"the tables that are routed into {name} differ: {'; '.join(differences[:_LISTED])}{more}",
-            hint="make their columns and keys the same, or exclude those that differ; the target "
+            hint="make their columns and keys the same, or exclude the tables that differ; the target "
             "is then copied again",
         )
     columns = (*first.columns, Column(source_column, pa.string(), _TEXT_OID))
@@ -181,7 +183,7 @@ def joined_schema(name: TableName, source_column: str, members: Sequence[TableSc
 
 
 def align(member: TableSchema, first: TableSchema) -> TableSchema:
-    """A member with its columns in the order of the first."""
+    """The schema `member` with its columns in the order of `first`."""
     own = {column.name: column for column in member.columns}
     attributes = member.attributes
     if attributes is not None:
@@ -215,11 +217,13 @@ def _differences(one: TableSchema, other: TableSchema) -> Iterator[str]:
             yield f"column {name!r} has another type in {other.name} than in {one.name}"
     if set(one.key) != set(other.key):
         keys = [f"({', '.join(each.key)})" if each.key else "none" for each in (one, other)]
-        yield f"the key of {one.name} is {keys[0]}, and that of {other.name} {keys[1]}"
+        yield f"the key of {one.name} is {keys[0]}, and the key of {other.name} is {keys[1]}"
 
 
 def _kind(column: Column) -> tuple[object, ...]:
-    """User-defined types have another OID in each schema, and are equal here if their definitions are."""
+    """The type facts in which members must agree. A user-defined type has a different OID in each schema, so
+    only its Arrow type counts.
+    """
     if column.type_oid >= _FIRST_OWN_OID:
         return (column.arrow_type,)
     return column.arrow_type, column.type_oid, column.type_modifier

@@ -55,7 +55,7 @@ class FileSecret(Secret):
         if not found:
             raise SecretError(
                 f"the secret file {self.path} is empty",
-                hint="write it under another name, then rename it into place",
+                hint="write the secret to a temporary file, then rename that file to this path",
             )
         return found
 

@@ -110,7 +110,7 @@ def test_objects_that_block_the_replacement_of_a_table_are_named(harness: Postgr
 def test_a_schema_of_the_source_that_is_called_as_ours_needs_another_name(harness: PostgresHarness) -> None:
     orders = TableName("penstock", "orders")
     targets = PostgresTargets(harness.address, PIPELINE, Naming())
-    with pytest.raises(ConfigError, match="which holds the positions") as refused:
+    with pytest.raises(ConfigError, match="which is reserved for Penstock") as refused:
         targets.load_target(orders)
     assert refused.value.hint is not None
     assert "schemas: {penstock: copied_penstock}" in refused.value.hint

@@ -1,10 +1,10 @@
-"""The live change stream of a capture: a thread fills the spool, a reader returns changes, and
-acknowledgements advance a watermark.
+"""Live change stream of a capture: a thread fills the spool, a reader returns changes, and acknowledgements
+advance a watermark.
 
-The stream is one consumer of its spool. It releases the watermark of its acknowledgements, so the capture
-confirms to the server only transactions of which the caller has confirmed every change. A separate thread
-stores the releases: confirming a change costs no I/O, and takes effect even if the caller does not ask for
-the next change.
+The stream is one consumer of its spool, and releases the spool up to the watermark. So with `confirm:
+applied`, the capture confirms a transaction to the server only after the caller has confirmed every change of
+it. A separate thread stores the released position: confirming a change causes no I/O, and takes effect even
+if the caller does not ask for the next change.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _RELEASE_SECONDS = 0.1
 
 
 def register(spool: Path) -> None:
-    """Register the stream as a consumer of its spool, if it is not registered yet. A new consumer needs
-    everything in the spool.
+    """Register the stream as a consumer of the spool, unless it is registered already. A new consumer keeps
+    everything in the spool until its first release.
     """
     try:
         if CONSUMER not in released_positions(spool):
@@ -52,8 +52,8 @@ def register(spool: Path) -> None:
 
 
 class LiveChanges:
-    """One run of a capture, from its creation until it is closed or garbage collected. `close` may be called
-    from any thread.
+    """The changes of a capture, as an iterator that owns the capture's thread. The thread ends when the
+    iterator is closed or garbage collected. Any thread may call `close`.
     """
 
     def __init__(self, spool: Path, capture: CaptureThread, *, reject_inexact: bool) -> None:
@@ -63,8 +63,8 @@ class LiveChanges:
         self._is_closed = threading.Event()
         # Reentrant: a signal handler may call `close` while its thread is in `close`.
         self._closing = threading.RLock()
-        # Neither the threads nor the generator refer to this object, so that losing the last reference to it
-        # ends them.
+        # Neither the threads nor the generator reference this object, so that it is garbage collected, and
+        # ends them, when the caller drops its last reference.
         self._changes = _follow(
             _Followed(spool, capture, reject_inexact), watermark, releasing, self._is_closed
         )
@@ -85,9 +85,9 @@ class LiveChanges:
             raise
 
     def close(self) -> None:
-        """Store what has been confirmed, confirm it to the server, and release slot and spool. Wakes a thread
-        that waits for a change. All of this is complete when the call returns, even if another thread called
-        `close` first.
+        """Store the confirmed position, confirm it to the server, and release the slot and the spool's lock.
+        A thread that waits for a change wakes up. All of this is complete when the call returns, even if
+        another thread called `close` first.
         """
         with self._closing:
             self._end()
@@ -102,7 +102,9 @@ class LiveChanges:
 
 
 class _Followed(NamedTuple):
-    """A spool, the capture that fills it, and whether a value that its type cannot hold ends the stream."""
+    """A spool, the capture that fills it, and whether a value that the type of its column cannot hold ends
+    the stream.
+    """
 
     spool: Path
     capture: CaptureThread
@@ -117,20 +119,21 @@ def _follow(
     while not is_closed.is_set():
         releasing.check()
         if at is None:
-            # Only once the capture has opened the spool is no other process moving the released position.
+            # Until this capture has opened the spool, a capture in another process may still advance the
+            # released position.
             if capture.wait_until(Position.ZERO, _WAIT_SECONDS):
                 at = _begin(reader, capture)
                 watermark.settle(at)
         elif capture.wait_beyond(at, _WAIT_SECONDS):
             upto = reader.limit(at, max_rows=_READ_ROWS)
-            # The reader finds nothing although the capture has sealed more: reading up to that position
-            # raises the error.
+            # If the reader finds no segment although the capture has sealed one, read up to the sealed
+            # position, which raises the error.
             upto = upto if upto > at else capture.end or at
             spooled = reader.read(at, upto)
             refused = _first_rejected(spooled, reject_inexact=followed.reject_inexact)
             if refused is not None:
-                # Nothing is settled after the last delivered transaction, so this one is read again after a
-                # restart.
+                # The watermark does not pass the transaction before the rejected change, so the rejected one
+                # is read again after a restart.
                 yield from _deliver(_before(refused.version, spooled_events(spooled)), at, watermark)
                 raise refused.error
             yield from _deliver(spooled_events(spooled), upto, watermark)
@@ -143,12 +146,12 @@ def _begin(reader: SpoolReader, capture: CaptureThread) -> Position:
     """
     begun = released_positions(reader.root).get(CONSUMER, Position.ZERO)
     end = capture.end or Position.ZERO
-    # Read after the end: without segments, the end is the start.
+    # `reader.start` is read after `capture.end`: if there is no segment even now, that end is the start.
     return begun if begun > Position.ZERO else reader.start or end
 
 
 def _first_rejected(spooled: SpoolRange, *, reject_inexact: bool) -> RejectedChange | None:
-    """The first value of any table that ends the stream."""
+    """The first rejected change in any table; None if there is none."""
     found = (
         first_rejected(table.table, table.slices, reject_inexact=reject_inexact)
         for table in spooled.tables.values()
@@ -157,13 +160,13 @@ def _first_rejected(spooled: SpoolRange, *, reject_inexact: bool) -> RejectedCha
 
 
 def _before(version: int, events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
-    """The whole transactions before the commit at `version`."""
+    """The events of all transactions before the commit at `version`."""
     return takewhile(lambda placed: placed.version < version, events)
 
 
 def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWatermark) -> Iterator[Change]:
-    """Yield whole transactions. The end of a transaction is recorded before its last change is yielded, since
-    the caller may confirm that change and stop.
+    """Yield the changes of whole transactions. The watermark learns the end of each transaction before its
+    last change is yielded, since the caller may confirm that change and stop.
     """
     placed = next(events, None)
     position = Position.ZERO
@@ -182,7 +185,7 @@ def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWaterm
 
 
 class _Releasing:
-    """The thread that stores the watermark, a few times a second at most."""
+    """The thread that stores the watermark as the released position, at most every `_RELEASE_SECONDS`."""
 
     def __init__(self, spool: Path, watermark: AckWatermark) -> None:
         self._spool = spool

@@ -1,6 +1,4 @@
-"""Open the capture that a configuration describes: a capture thread in this process, or a reader of the spool
-of a separate capture process.
-"""
+"""Create the capture thread for the given settings, or follow the spool of a separate capture process."""
 
 from __future__ import annotations
 
@@ -29,10 +27,10 @@ _LONGEST_PAUSE_SECONDS = 0.05
 
 
 class SpoolFollower:
-    """Waits for changes in the spool of a separate capture process. It has the interface of a capture thread,
-    but starts nothing: it polls the spool. If that capture is missing or has failed, it waits, since the
-    capture only needs to be restarted; `missing_capture` tells why. Used by one thread; any thread may call
-    `stop`.
+    """Waits for changes in the spool of a separate capture process. Has the same start, stop and wait methods
+    as `CaptureThread`, but starts nothing: it polls the spool. While the capture process is missing or has
+    failed, the waits only time out, since the process can be restarted; `missing_capture` returns the reason.
+    Used by one thread; any thread may call `stop`.
     """
 
     def __init__(self, settings: CaptureSettings) -> None:
@@ -66,7 +64,7 @@ class SpoolFollower:
 
 
 def missing_capture(spool: Path) -> CaptureMissingError | None:
-    """Why no capture runs for the spool; None if one does."""
+    """The error to report if no capture writes to the spool, with its reason and remedy; None if one does."""
     if is_spool_locked(spool):
         return None
     status = load_status(spool)
@@ -84,13 +82,15 @@ def missing_capture(spool: Path) -> CaptureMissingError | None:
 
 
 def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None:
-    """Raise unless a reader with this configuration can use the spool. A spool that has never been written
-    can be used.
+    """Raise unless the spool was captured from this slot and `origin`, with values in the format of `types`.
+    `origin` is the publication; for polling and triggers, the capture method. A spool that has never been
+    written passes.
     """
     identity = load_identity(spool)
     if identity is not None and (identity.slot, identity.publication) != (slot, origin):
         raise SpoolFormatError(
-            f"the spool at {spool} holds {identity.slot} by {identity.publication}, not {slot} by {origin}",
+            f"the spool at {spool} contains changes of {identity.slot} ({identity.publication}), "
+            f"not of {slot} ({origin})",
             hint="give source.capture, source.slot, source.publication and source.spool the same values as "
             "in the capture's configuration",
         )
@@ -98,20 +98,20 @@ def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None
     if status is not None and status.numeric not in (None, types.writes):
         if "text" in (status.numeric, types.writes):
             raise ConfigError(
-                f"the capture into {spool} writes values {_as(status.numeric)}, and this pipeline reads "
+                f"the capture into {spool} writes values {_as(status.numeric)}, but this pipeline reads "
                 f"them {_as(types.writes)}",
-                hint="give pipelines into Postgres a separate capture and spool from those of pipelines "
-                "into other sinks",
+                hint="use a separate capture and spool for pipelines into Postgres, and another for "
+                "pipelines into other sinks",
             )
         raise ConfigError(
-            f"types.numeric is {types.numeric}, and the capture into {spool} writes {status.numeric}",
+            f"types.numeric is {types.numeric}, but the capture into {spool} uses {status.numeric}",
             hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that "
-            "was changed just now, restart the capture first",
+            "configuration has just been changed, restart the capture first",
         )
 
 
 def _as(writes: str | None) -> str:
-    return "as text" if writes == "text" else "with types"
+    return "as text" if writes == "text" else "as typed columns"
 
 
 _CAPTURES: dict[CaptureMethod, Callable[[CaptureSettings], CaptureThread]] = {
@@ -119,11 +119,11 @@ _CAPTURES: dict[CaptureMethod, Callable[[CaptureSettings], CaptureThread]] = {
     CaptureMethod.POLLING: lambda settings: open_polling(PollingSettings.of(settings)),
     CaptureMethod.TRIGGER: lambda settings: open_trigger(TriggerSettings.of(settings)),
 }
-"""The implementation of each capture method."""
+"""The function that creates the capture thread, by capture method."""
 
 
 def open_capture(settings: CaptureSettings) -> CaptureThread:
-    """The capture that these settings describe. It is not started."""
+    """Create the capture thread for these settings, without starting it."""
     return _CAPTURES[settings.method](settings)
 
 

@@ -1,8 +1,9 @@
-"""Provision publication and slot, and report what prevents a table's changes from being captured. Each
-obstacle is a `Blocker` with the SQL statements that remove it.
+"""Provision the publication and the slot, and report the reasons why changes of a table are not captured.
+Each reason is a `Blocker` with the SQL statements that remove it.
 
-Functions named `…_blockers` are pure. They report, in this order: omissions of the publication, relations
-that cannot be captured, and missing rights of the role. Rights matter only if something must be created.
+Functions named `…_blockers` are pure. A report lists the blockers in this order: an untrusted owner of the
+publication, omissions of the publication, relations that cannot be captured, and missing rights of the role.
+Missing rights are reported only if something must be created.
 
 `inspect_coverage` and `ensure_coverage` implement `penstock.contracts.provisioning` for Postgres. A run
 starts with `ensure_capture`: it ensures the coverage, raises the blockers, and only then creates the slot.
@@ -31,6 +32,7 @@ from penstock.errors import (
     UntrustedObjectError,
     find_error,
 )
+from penstock.postgres.catalog import outside_kind
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.membership import PartitionMismatch, describe_mismatches, inspect_partition_identities
 from penstock.postgres.ownership import Trust, remedy
@@ -50,27 +52,13 @@ from penstock.postgres.server import Role, Unreadable, inspect_role, log_wait
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
 from penstock.schema import TableName
 
-_KINDS = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "S": "a sequence",
-    "c": "a composite type",
-    "i": "an index",
-}
-
-
-def outside_kind(kind: str | None, persistence: str | None) -> str | None:
-    """The kind of a relation whose changes never enter the log; None for a table that can be captured."""
-    if kind not in ("r", "p"):
-        return _KINDS.get(kind or "", "no table")
-    return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
-
 
 def publication_blockers(
     name: str, publication: Publication | None, relations: Sequence[Relation]
 ) -> Iterator[Blocker]:
-    """Operations, columns and rows that an existing publication omits."""
+    """Blockers of an existing publication: operations that it omits, changes of partitions that it sends
+    under the partitions' names, and column lists.
+    """
     if publication is None:
         return
     own = identifier(name)
@@ -96,7 +84,7 @@ def publication_blockers(
 def ownership_blockers(
     publication: Publication | None, relations: Sequence[Relation], trust: Trust
 ) -> Iterator[Blocker]:
-    """A publication whose owner is not trusted, since it could omit changes of other owners' tables."""
+    """A blocker if the publication's owner is not trusted: it could omit changes of other roles' tables."""
     if publication is None or trust.covers_or_owns_database(publication.owner):
         return
     if all(relation.owner == publication.owner for relation in relations if relation.oid is not None):
@@ -113,13 +101,13 @@ def ownership_blockers(
 def _listing_blockers(
     name: str, publication: Publication, relation: Relation, listing: Listing
 ) -> Iterator[Blocker]:
-    """Problems with a column list."""
-    who = f"publication {name} lists columns of table {relation.name}"
+    """Blockers of a column list: it lacks a key column, or a heap of the table has REPLICA IDENTITY FULL."""
+    who = f"publication {name} has a column list for table {relation.name}"
     if listing.lacks_key:
         columns = f" ({', '.join(map(identifier, listing.columns))})"
         yield Blocker(
             PublicationError.code,
-            f"{who}, and its key is not among them",
+            f"{who}, and the list lacks columns of the key",
             _listing_sql(name, relation, listing, columns),
             (relation.name,),
         )
@@ -141,7 +129,7 @@ def _listing_blockers(
 
 
 def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str = "") -> str:
-    """The statements that change the column list, or remove it, and keep the row filter."""
+    """SQL that sets the column list to `columns`, or removes it if that is empty. Keeps the row filter."""
     own, table = identifier(name), table_sql(relation.name)
     where = f" WHERE ({listing.row_filter})" if listing.row_filter is not None else ""
     drop, add = (f"ALTER PUBLICATION {own} {verb} TABLE ONLY {table}" for verb in ("DROP", "ADD"))
@@ -149,7 +137,7 @@ def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str =
 
 
 def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
-    """Why a relation cannot be captured, or which statements would fail once it is published."""
+    """Blockers of each relation: it cannot be captured, or statements on it would fail once published."""
     for relation in relations:
         yield from _relation_blockers(publication, relation)
 
@@ -172,7 +160,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
             else "capture the tables that its rows come from"
         )
         yield Blocker(
-            UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,)
+            UnsupportedTableError.code, f"{name} is {kind}: its changes are not in the WAL", remedy, (name,)
         )
         return
     if (
@@ -182,14 +170,14 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
     ):
         yield Blocker(
             UnsupportedTableError.code,
-            f"{name} is a partition of {relation.root}, and its changes arrive under that name",
-            f"ask for {relation.root} instead",
+            f"{name} is a partition of {relation.root}, and its changes are published under that name",
+            f"capture {relation.root} instead",
             (name,),
         )
     for partition in relation.apart:
         yield Blocker(
             UnsupportedTableError.code,
-            f"partition {partition} of table {name} is unlogged or foreign: its changes do not enter the log",
+            f"partition {partition} of table {name} is unlogged or foreign: its changes are not in the WAL",
             f"ALTER TABLE {partition} SET LOGGED; "
             f"or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
             (name,),
@@ -201,7 +189,9 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
 
 
 def _hidden_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
-    """Replica identities with an unpublished generated column. They are errors for published tables too."""
+    """Blockers for replica identities with a generated column that is not published. Tables that are already
+    published have them too.
+    """
     for heap in (heap for heap in relation.unidentified if heap.hidden):
         own = table_sql(heap.name)
         kind, fix = (
@@ -226,7 +216,7 @@ def _hidden_blockers(publication: Publication | None, relation: Relation) -> Ite
 
 
 def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
-    """One blocker for each kind of fault, with the partitions that have it."""
+    """One blocker for each fault of replica identities, with the partitions that have it."""
     faults: dict[str, list[HeapIdentity]] = defaultdict(list)
     for heap in (heap for heap in relation.unidentified if not heap.hidden):
         faults[_identity_fault(heap)].append(heap)
@@ -245,9 +235,7 @@ def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
 
 
 def partition_blockers(mismatches: Iterable[PartitionMismatch]) -> Iterator[Blocker]:
-    """One blocker for each table, with its partitions whose replica identity differs from the one that the
-    root announces.
-    """
+    """One blocker for each table, with the partitions whose replica identity is not that of the root."""
     of_table: dict[TableName, list[PartitionMismatch]] = defaultdict(list)
     for mismatch in mismatches:
         of_table[mismatch.root].append(mismatch)
@@ -260,16 +248,16 @@ def _identity_fault(heap: HeapIdentity) -> str:
     if heap.identity == "n":
         return "REPLICA IDENTITY NOTHING"
     if heap.identity == "i":
-        return "an index as replica identity that is gone or not valid"
+        return "a replica identity index that was dropped or is not valid"
     return (
-        "a deferrable primary key, which is no replica identity"
+        "a deferrable primary key, which cannot be a replica identity"
         if heap.has_primary
         else "neither a primary key nor another replica identity"
     )
 
 
 def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
-    """A cheaper remedy than REPLICA IDENTITY FULL, which always works; empty if there is none."""
+    """The remedy if it is cheaper than REPLICA IDENTITY FULL, which is always possible; empty otherwise."""
     own = table_sql(heap.name)
     if heap.is_immediate:
         return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
@@ -282,7 +270,9 @@ def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
 
 
 def reading_blockers(unreadable: Sequence[Unreadable], role: Role) -> Iterator[Blocker]:
-    """Why the role cannot read tables completely; each schema is named once for all of its tables."""
+    """Blockers for tables that the role cannot read completely. A schema that it may not use is one blocker
+    for all of its tables.
+    """
     yield from _schema_rights((each.table for each in unreadable if not each.has_usage), role)
     for each in unreadable:
         if each.refused_columns:
@@ -323,15 +313,15 @@ def role_blockers(
     statement: str,
     publisher: str | None,
 ) -> Iterator[Blocker]:
-    """The rights that the role lacks for closing the gap. `statement` closes the gap, and `publisher` is a
-    role that may run it; None if only a superuser may.
+    """Blockers for the rights that the role lacks to publish the tables `missing`. `statement` publishes
+    them. `publisher` is a role that may run it; None if only a superuser may.
     """
     if role.is_on_standby:
         yield from write_blockers(role, statement)
         return
     if publication is not None and publication.all_tables:
         names = _names(missing)
-        what = f"publication {name} is FOR ALL TABLES, and does not hold {', '.join(map(str, names))}"
+        what = f"publication {name} is FOR ALL TABLES, but does not contain {', '.join(map(str, names))}"
         yield Blocker(PublicationError.code, what, "use another publication", names)
         return
     yield from write_blockers(role, statement)
@@ -347,8 +337,8 @@ def role_blockers(
 def _ownership(
     name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str
 ) -> Iterator[Blocker]:
-    """One blocker, since one statement removes it. It does not suggest granting the owner's role, which would
-    grant far more than needed.
+    """One blocker for all tables that the role may not publish, since one statement publishes them. It does
+    not suggest granting the owner's role, which would grant far more than needed.
     """
     foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in missing:
@@ -370,8 +360,8 @@ def _ownership(
 
 
 def gap_text(report: CoverageReport) -> str:
-    """The statements to run, followed by the blockers as SQL comments, so that the whole text can be
-    pasted.
+    """Instructions for a coverage gap: the statements to run, followed by the blockers as SQL comments, so
+    that the whole text can be pasted.
     """
     statements = " ".join(report.remediation)
     reasons = [_reason(blocker, statements) for blocker in report.blockers]
@@ -383,7 +373,9 @@ def gap_text(report: CoverageReport) -> str:
 def ensure_or_warn(
     capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
 ) -> None:
-    """Ensure the coverage of a capture, and log a warning with the SQL to run if tables stay uncovered."""
+    """Ensure that a capture covers the tables `required`, and log a warning with the SQL to run if it does
+    not cover all of them.
+    """
     report = capture.ensure_coverage(frozenset(required), manage)
     if report.satisfied or (manage and report.manageable):
         return
@@ -392,7 +384,7 @@ def ensure_or_warn(
 
 
 def write_blockers(role: Role, statements: str) -> Iterator[Blocker]:
-    """Why the role cannot create anything on this server."""
+    """Blockers if nothing can be created: the server is a standby, or transactions are read-only."""
     if role.is_on_standby:
         yield Blocker(
             StandbyError.code,
@@ -434,9 +426,8 @@ def inspect_coverage(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Compare `required` with the tables that the publication contains, and with `old_rows` whether whole old
-    rows are logged. Read only. `unkeyed` are tables whose changes are only recorded, so that they need no
-    key.
+    """Compare `required` with the tables in the publication; changes nothing. With `old_rows`, also check
+    that whole old rows are logged. `unkeyed` are tables with table mode `append`, which need no key.
     """
     with connect(address) as connection:
         return plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed).report
@@ -451,14 +442,16 @@ def ensure_coverage(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Add the missing tables if `manage` is set and this role may. Returns the state before the change."""
+    """Add the missing tables to the publication, if `manage` is set and this role may. Returns the coverage
+    before the change.
+    """
     with connect(address) as connection:
         first = plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         for _ in range(_ATTEMPTS):
             if not manage or not plan.report.manageable or plan.run(connection):
                 break
-            # Another session has just changed the publication: the gap may be closed, or there may be new
-            # blockers.
+            # Another session has changed the publication since it was inspected: the gap may be closed, or
+            # there may be new blockers.
             plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         else:
             raise LockWaitError(f"publication {publication} is being changed repeatedly by another session")
@@ -476,9 +469,10 @@ def ensure_capture(
     unkeyed: Collection[TableName] = (),
     on_wait: OnWait = log_wait,
 ) -> tuple[Slot, list[TableName]]:
-    """Create the missing publication and slot, in the only safe order. Returns the slot, and the tables that
-    were not published before. Earlier changes of those tables are not in the stream. Raises if there are
-    blockers. Creating a slot waits for open transactions; `on_wait` is called once a second with them.
+    """Create the publication and then the slot, if they are missing; the slot must not exist first. Returns
+    the slot, and the tables that were not published before this call: their earlier changes are not in the
+    stream. Raises if there are blockers. Creating a slot waits for open transactions; `on_wait` is called
+    once a second with them.
     """
     with connect(address) as connection:
         server = inspect_server(connection)
@@ -493,13 +487,13 @@ def ensure_capture(
 
 
 def check_coverage(report: CoverageReport) -> None:
-    """Raise all blockers as one error; its class is that of the first one."""
+    """Raise one error for all blockers; its class is that of the first blocker."""
     if report.blockers:
         raise blocked(report.blockers)
 
 
 def blocked(blockers: Sequence[Blocker]) -> PenstockError:
-    """All blockers as one error."""
+    """One error for all blockers, of the class of the first blocker."""
     error = find_error(blockers[0].code) or SourceError
     what = "; ".join(dict.fromkeys(blocker.what for blocker in blockers))
     return error(what, hint=" ".join(dict.fromkeys(blocker.remedy for blocker in blockers)))
@@ -507,14 +501,16 @@ def blocked(blockers: Sequence[Blocker]) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePlan:
-    """The observed state, and the statement that would close the gap."""
+    """The observed coverage, and the statement that adds the missing tables; None if there is none to add."""
 
     publication: str
     report: CoverageReport
     addition: Addition | None
 
     def run(self, connection: Connection) -> bool:
-        """Run the statement. Returns whether the gap was closed, as `Addition.run` does."""
+        """Run the statement. Returns False if another session has changed the publication since it was
+        inspected, as `Addition.run` does.
+        """
         if self.addition is None:
             return True
         if not self.addition.run(connection):
@@ -534,7 +530,7 @@ def plan_coverage(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoveragePlan:
-    """Inspect the publication, the relations and the role, with a fixed number of statements."""
+    """Inspect publication, relations and role. The number of statements does not grow with the tables."""
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]
@@ -543,8 +539,7 @@ def plan_coverage(
     unfit += partition_blockers(
         inspect_partition_identities(connection, partitioned, name, old_rows=old_rows, unkeyed=unkeyed)
     )
-    # Tables with blockers are reported already. They are left out of the statement, and their owners do not
-    # matter.
+    # The statement leaves out tables that already have blockers, so rights on them are not checked.
     blocked_tables = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in blocked_tables]
     addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None

@@ -3,10 +3,9 @@ they are passed as options of the Spark source.
 
 Confirm mode `applied` (the default) confirms positions that every consumer of the spool has released.
 `spooled` confirms sealed positions, whose changes are on disk: the server can remove WAL sooner, but until
-the targets have the changes, the spool is their only copy. With a limit on the WAL that the slot may retain,
-`applied` switches to `spooled` above it, and back when the targets have caught up well below it. It switches
-only while the targets are behind the sealed position: WAL that a long transaction retains does not depend on
-the confirm mode.
+the targets have the changes, the spool is their only copy. With `max_retained_bytes`, `applied` switches to
+`spooled` while the slot retains more WAL than that because the consumers lag behind the sealed position. WAL
+that a long transaction retains does not depend on the confirm mode, and causes no switch.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ RESUME_AT = 0.8
 
 
 BEHIND_AT = 0.2
-"""The fraction of the limit by which consumers must be behind the sealed position to be the reason for
-retained WAL.
+"""The minimum distance of the consumers from the sealed position, as a fraction of the limit, for a switch to
+`spooled`. If they are closer, something else retains the WAL.
 """
 
 
@@ -74,8 +73,8 @@ class Confirm(StrEnum):
 
 
 class ConfirmPolicy:
-    """Decides what is confirmed. One object for the lifetime of a capture. Its callers pass only durable
-    positions.
+    """Decides which position is confirmed to the server. One object for the lifetime of a capture. Its
+    callers pass only durable positions.
     """
 
     def __init__(self, configured: Confirm, max_retained_bytes: int | None) -> None:
@@ -89,16 +88,17 @@ class ConfirmPolicy:
 
     @property
     def gives_way(self) -> bool:
-        """Whether the limit has switched the mode."""
+        """Whether the limit has switched the mode from `applied` to `spooled`."""
         return self._mode is not self._configured
 
     def update(
         self, server: Position, restart: Lsn | None, released: Position | None, sealed: Position | None
     ) -> bool:
-        """Process a sample of the server; returns whether the mode changed. The retained WAL is measured from
-        the slot's restart point or from the released position, whichever is earlier. In both modes this is
-        the WAL that `applied` would retain. So the mode stays `spooled` while the consumers are behind,
-        although the slot itself has advanced.
+        """Choose the mode for a sample of the server; returns whether the mode changed. `server` is the end
+        of the WAL, `restart` the slot's restart point. The retained WAL is measured from `restart` or from
+        the released position, whichever is earlier. In both modes this is the WAL that `applied` would
+        retain. So the mode stays `spooled` while the consumers are behind, although the slot itself has
+        advanced.
         """
         if self._max_retained_bytes is None or self._configured is Confirm.SPOOLED:
             return False
@@ -118,39 +118,39 @@ class ConfirmPolicy:
         return changed
 
     def confirmable(self, released: Position | None, sealed: Position | None) -> Position | None:
-        """The position to confirm; None if the server must keep everything. Both arguments are durable, or
-        None.
-        """
+        """The position to confirm, None if there is none yet. The arguments are durable positions or None."""
         position = sealed if self._mode is Confirm.SPOOLED else released
         return position if position is not None and position > Position.ZERO else None
 
 
 XMIN = "xmin"
-"""Used instead of a column name: poll rows by the transaction that wrote them."""
+"""Given instead of a cursor column: find changed rows by `xmin`, the transaction that wrote them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollingRules:
-    """How tables are polled."""
+    """Rules of capture by polling: interval, cursor columns, detection of deletes, and the resume store."""
 
     interval_seconds: float = 1.0
     """The pause between two polls."""
     cursor: str = XMIN
-    """The cursor column of all tables, or `xmin`."""
+    """The cursor column, or `xmin`, of all tables that `cursors` does not list."""
     cursors: tuple[tuple[TableName, str], ...] = ()
-    """Cursor columns of single tables."""
+    """Cursor columns, or `xmin`, of individual tables."""
     deletes: bool = False
     """Whether deleted rows are detected, by comparing all keys in every poll."""
     resume: Path | None = None
-    """The directory that stores where to resume; None: the table `penstock.polling` of the source."""
+    """The directory of the resume store; None: the tables `penstock.polling` and `penstock.polled_tables` of
+    the source.
+    """
 
     DEFAULT: ClassVar[PollingRules]
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_seconds < math.inf:
             raise ConfigError(
-                f"the time between two polls is {self.interval_seconds} s",
-                hint="give a number of seconds, 0 or more",
+                f"the polling interval is {self.interval_seconds} s",
+                hint="set polling.interval to a finite time of 0 seconds or more",
             )
         if self.resume is not None:
             object.__setattr__(self, "resume", absolute_path(self.resume, "resume"))
@@ -186,17 +186,17 @@ PollingRules.DEFAULT = PollingRules()
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """Limits on the size and age of what a capture holds, and its intervals."""
+    """Limits on the size and age of changes in memory and in the spool, and intervals of a capture."""
 
-    segment_rows: Annotated[int, Option("Rows at which a segment of the spool is sealed.", SIZE)] = 100_000
-    segment_bytes: Annotated[int, Option("Bytes at which a segment of the spool is sealed.", SIZE)] = 64 << 20
+    segment_rows: Annotated[int, Option("A segment is sealed at this number of rows.", SIZE)] = 100_000
+    segment_bytes: Annotated[int, Option("A segment is sealed at this number of bytes.", SIZE)] = 64 << 20
     segment_seconds: Annotated[
-        float, Option("Age of the oldest change at which a segment is sealed.", SECONDS)
+        float, Option("A segment is sealed when its oldest change has this age.", SECONDS)
     ] = 0.5
     seal_seconds: Annotated[
         float, Option("Minimum time between two segments, unless one is full.", SECONDS)
     ] = 0.02
-    """Grows automatically while consumers lag."""
+    """Increases automatically while consumers lag."""
     quiet_seconds: Annotated[
         float,
         Option("Minimum time between two advances of the position while no captured table changes.", SECONDS),
@@ -209,7 +209,7 @@ class CaptureLimits:
         float,
         Option(
             "Time without a message from the server after which the connection counts as lost; at least "
-            "its `wal_sender_timeout`.",
+            "the server's `wal_sender_timeout`.",
             SECONDS,
         ),
     ] = 60.0
@@ -249,15 +249,15 @@ PASSWORD_FILE = Option(
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    """One slot, one publication, one spool."""
+    """Settings of one capture: the source, the slot and publication (or polling rules), and the spool."""
 
     address: SourceAddress
     slot: Annotated[str, Option("Name of the replication slot.", TEXT.named("name"), is_required=True)]
     publication: Annotated[str, Option("Publication. Default: the name of the slot.", TEXT.named("name"))]
     spool: Annotated[Path, Option("Spool directory.", _DIRECTORY, is_required=True)]
     tables: Annotated[tuple[TableName, ...], Option("", _TABLES, is_internal=True)] = ()
-    """Tables that the publication must contain, if the capture itself has to create it; empty if it must not
-    create anything.
+    """With `wal`, the tables to publish when the capture creates a missing slot; if empty, it creates neither
+    slot nor publication. With `polling`, the tables to poll; if empty, all that any process has added.
     """
     limits: CaptureLimits = CaptureLimits()
     types: TypePolicy = TypePolicy.DEFAULT
@@ -300,9 +300,9 @@ class CaptureSettings:
         ),
     ] = False
     polling: Annotated[PollingRules | None, Option("", _POLLING, is_internal=True)] = None
-    """Rules of capture by polling. There is no publication then, and `slot` is only a name."""
+    """Set for capture by polling. There is no publication in that case, and `slot` is only a name."""
     by_triggers: Annotated[bool, Option("", BOOLEAN, is_internal=True)] = False
-    """Capture by triggers. `slot` is then the schema of the change table."""
+    """Whether to capture by triggers. `slot` is then the schema of the change table."""
     old_rows: Annotated[
         bool,
         Option(
@@ -326,7 +326,7 @@ class CaptureSettings:
 
         Spark redacts the option named `password` wherever it shows options.
 
-        A password file is passed as its path: it is read on the machine where the capture runs, and tasks get
+        A password file is passed as its path, and read on the machine where the capture runs. Spark tasks get
         its content.
         """
         options = {

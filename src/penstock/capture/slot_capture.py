@@ -1,15 +1,15 @@
-"""`SpoolCapture`: writes the changes of a replication slot into a spool, and checks the source's health every
-few seconds.
+"""`SpoolCapture`: capture by logical replication. It writes the changes of a replication slot into a spool,
+and checks the health of the source every few seconds.
 
 The capture runs in one named daemon thread beside the receive thread of its `ReplicationStream`: it takes
-messages, decodes them, appends the log steps to the spool, seals segments, and confirms. It holds the spool's
-lock from its first query to its end, and is the only writer of the spool and its status file; a second
-capture of the same spool waits for the lock. `ConfirmPolicy` decides what it confirms: by default what every
-consumer of the spool has released.
+messages, decodes them, appends the decoded `LogStep`s to the spool, seals segments, and confirms positions.
+It holds the spool's lock from its first query to its end, and is the only writer of the spool and its status
+file; a second capture of the same spool waits for the lock. `ConfirmPolicy` decides which position it
+confirms: by default the one that every consumer of the spool has released.
 
-Health checks have their own thread and short-lived connections, so that a slow answer does not delay the
+Health checks run in a separate thread with short-lived connections, so that a slow answer does not delay the
 stream. If a check fails, the previous sample stays valid; the stream detects by itself that the server is
-gone. Only the health checks detect that the publication, or a table in it, was removed.
+unreachable. Only the health checks detect that the publication, or a table in it, was removed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from penstock.spool.writer import SpoolWriter
 
 
 class KeyCatalog(AbstractContextManager["KeyCatalog"]):
-    """Queries keys over one connection, opened by the first query: most databases need none, and a thousand
-    tables must not cost a thousand logins.
+    """Queries primary keys over one connection, which the first query opens. Most captures need no query, and
+    a capture of a thousand tables must not need a thousand logins.
     """
 
     def __init__(self, address: SourceAddress) -> None:
@@ -63,7 +63,9 @@ class KeyCatalog(AbstractContextManager["KeyCatalog"]):
         self._connection: Connection | None = None
 
     def load(self, oid: int) -> CatalogKey | None:
-        """None if the table was dropped, or is visible only to the transaction that creates it."""
+        """The key of a table; None if the table was dropped, or is visible only to the transaction that
+        creates it.
+        """
         if self._connection is not None:
             try:
                 return self._ask(self._connection, oid)
@@ -82,7 +84,7 @@ class KeyCatalog(AbstractContextManager["KeyCatalog"]):
         self.close()
 
     def _ask(self, connection: Connection, oid: int) -> CatalogKey | None:
-        with source_errors(f"asking {self._address.describe()} for a key"):
+        with source_errors(f"querying a primary key at {self._address.describe()}"):
             return inspect_primary_key(connection, oid)
 
 
@@ -90,13 +92,12 @@ _log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.2
 _SAMPLES_PER_MEMBERSHIP_CHECK = 6
-"""Memberships are checked with every so many health checks, since with many tables that query is expensive.
-"""
+"""The number of health checks per check of memberships, whose query is expensive with many tables."""
 
 
 class SourceWatch:
-    """Samples the server between `__enter__` and `__exit__`. The capture's thread calls `sample`, `lag` and
-    `check`.
+    """Samples the health of slot and server in a separate thread, between `__enter__` and `__exit__`. The
+    capture's thread reads `sample` and calls `lag` and `check`.
     """
 
     def __init__(self, settings: CaptureSettings, members: MembershipWatch | None = None) -> None:
@@ -115,12 +116,16 @@ class SourceWatch:
         return self._sample
 
     def check(self) -> None:
-        """Raise if the publication or its tables have changed in a way that loses changes."""
+        """Raise the error that a health check found: a missing publication, a table whose changes may be
+        missing, or partitions that do not log their root's key.
+        """
         if self._hole is not None:
             raise self._hole
 
     def lag(self, sealed: Position, commit_time: datetime | None) -> CaptureLag | None:
-        """The lag of the sealed position; `commit_time` is that of the last sealed transaction."""
+        """The lag of the position `sealed`, whose last transaction has the given `commit_time`; None before
+        the first sample.
+        """
         sample = self._sample
         if sample is None:
             return None
@@ -140,8 +145,8 @@ class SourceWatch:
         )
 
     def _behind_seconds(self, sample: SourceSample, commit_time: datetime | None) -> float | None:
-        """The time since the last sealed commit, or since the capture last had everything that the server had
-        committed, whichever is later.
+        """Seconds since the last sealed commit, or since the last sample whose WAL position was sealed,
+        whichever is later. 0 if the position of this sample is sealed; None if neither time is known.
         """
         if self._level is sample:
             return 0.0
@@ -150,7 +155,7 @@ class SourceWatch:
             for at in (commit_time, self._level.taken_at if self._level is not None else None)
             if at is not None
         ]
-        # By the server's clock, as commit times are; the local clock may differ.
+        # The server's clock, which also sets commit times; the local clock may differ.
         now = sample.taken_at + timedelta(seconds=time.monotonic() - self._sampled_at)
         return max(0.0, (now - max(known)) / timedelta(seconds=1)) if known else None
 
@@ -195,8 +200,8 @@ class SpoolCapture(CaptureThread):
     """Captures one slot into one spool."""
 
     def __init__(self, settings: CaptureSettings, members: MembershipWatch | None = None) -> None:
-        """With `members`, an interrupted membership of a table ends the capture. Without, its consumers check
-        their tables.
+        """With `members`, the capture ends with an error if changes of a table may be missing, because it was
+        removed from the publication for a time. Without it, each consumer checks its tables itself.
         """
         super().__init__(settings.spool, settings.types.writes)
         self._settings = settings
@@ -229,7 +234,9 @@ class SpoolCapture(CaptureThread):
             KeyCatalog(settings.address) as catalog,
         ):
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
-                raise ConnectionLostError("another server answers at this address than a moment ago")
+                raise ConnectionLostError(
+                    "the replication connection reached another server than the queries before it"
+                )
             ensure_identity(
                 settings.spool,
                 CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline),
@@ -246,7 +253,7 @@ class SpoolCapture(CaptureThread):
             self._follow(stream, decoder, writer)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
-        """Called once a second while the creation of the slot waits."""
+        """Called once a second while the creation of the slot waits for open transactions."""
         if self._stopping.is_set():
             raise StoppedError
         log_wait(blockers)
@@ -280,8 +287,8 @@ class SpoolCapture(CaptureThread):
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
             self._do_housekeeping(stream, budget)
-            # First, before other resources are released: the process may have little time left, and this
-            # sends the last confirmation.
+            # Closed before all other resources: this sends the last confirmation, and the process may have
+            # little time left.
             stream.close()
         finally:
             writer.close()
@@ -290,7 +297,7 @@ class SpoolCapture(CaptureThread):
         return self._settings.limits.seal_seconds if writer.pending_rows else _HOUSEKEEPING_SECONDS
 
     def _hold_seconds(self) -> float:
-        """How long messages may wait undecoded before the next seal."""
+        """Seconds that `take` may collect messages: until the next seal, at most `_HOUSEKEEPING_SECONDS`."""
         return min(self._last_seal + self._seal_pause_seconds() - time.monotonic(), _HOUSEKEEPING_SECONDS)
 
     def _seal_if_due(self, writer: SpoolWriter, *, caught_up: bool) -> None:
@@ -312,7 +319,7 @@ class SpoolCapture(CaptureThread):
         return seal_pause_seconds(self._settings.limits.seal_seconds, self._usage.waiting(self._released))
 
     def _do_housekeeping(self, stream: ReplicationStream, budget: SpoolBudget) -> None:
-        """Confirm, and delete from the spool what every consumer has released."""
+        """Confirm a position to the server, and delete segments that every consumer has released."""
         now = time.monotonic()
         if now < self._housekeeping_due:
             return
@@ -350,10 +357,10 @@ def _warn_if_unreserved(slot: Slot) -> None:
 
 
 def seal_pause_seconds(least_seconds: float, waiting: int) -> float:
-    """The minimum time between two seals: small segments while consumers keep up, larger ones the more
-    segments wait. It grows with the square of their number, so the number stays in the thousands however long
-    a consumer is away: about 1,800 after an hour, 5,000 after a day. The delay is small compared with the
-    consumers' lag, and is reset as soon as they have released.
+    """The minimum time between two seals, which grows with the square of the number of unreleased segments
+    (`waiting`). So segments are small while the consumers keep up, and an absent consumer causes few
+    segments: about 1,800 after an hour, 5,500 after a day. The delay is small compared with the lag of the
+    consumers, and ends as soon as they have released the segments.
     """
     least_seconds = max(least_seconds, _SHORTEST_SEAL_SECONDS)
     return max(least_seconds, min(_LONGEST_SEAL_SECONDS, least_seconds * (waiting / _FEW_SEGMENTS) ** 2))

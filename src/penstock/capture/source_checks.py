@@ -1,14 +1,16 @@
 """Check the source before and during capture: WAL continuity, same database system, uninterrupted publication
 membership.
 
-Three questions are answered before the first row. Is it the same database system? Does its timeline share the
-WAL up to the captured position? Do slot and spool together contain everything after that position? The checks
-run from the most general cause to the most specific: another server, the slot, the continuity, the
-publication, and last a current reader of the slot, which is the only problem that resolves itself.
+Before the first change is read, `inspect_source` checks three conditions. The server is the same database
+system. Its timeline contains the WAL up to the captured position. Slot and spool together contain every
+change that consumers need. The checks run from the most general cause to the most specific: another server, a
+missing slot, missing WAL, a missing publication, and last another reader of the slot, which is the only
+problem that resolves itself.
 
-The spool stores the membership of each consumer's tables. Losing the spool loses this record, and nothing
-else. Only the catalog at two times is compared: a table that was added, removed and added again between two
-checks is not detected, nor is a publication that omitted operations (`publish`) for some time.
+The spool stores the memberships of each consumer's tables, and a check compares them with the catalog. So two
+interruptions between two checks are not detected: a new table that is added to the publication, removed and
+added again, and a publication that omits operations (`publish`) for some time. If the spool is lost, the
+memberships are recorded again from the catalog.
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ from penstock.spool.retention import released_by_all, released_positions
 def check_continuity(
     needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str
 ) -> None:
-    """Raise unless everything after `needed` can still be read. The server sends what commits after
-    `confirmed`; the spool contains the range between its two positions. A reader is safe if the slot has not
-    advanced past it, or if the spool covers the range from the reader to the slot.
+    """Raise unless every change after `needed` can still be read. The server sends the transactions that
+    commit after `confirmed`; the spool contains those between the two positions `spool`. Nothing is missing
+    if the slot has not advanced past `needed`, or if the spool covers the range from `needed` to `confirmed`.
     """
     if confirmed <= needed:
         return
@@ -92,8 +94,8 @@ def check_system(
     slot: Slot | None,
     name: str,
 ) -> None:
-    """Raise unless the WAL of the server `now` continues from `held`, which was captured from the server
-    `before`. A change of timeline is accepted under three conditions. Everything captured is before the
+    """Raise unless the server `now` continues the WAL of the server `before`, from which changes up to `held`
+    were captured. A change of timeline is accepted under three conditions. Everything captured is before the
     switch. The slot `name` was synchronised from the primary (Postgres 17 and later), since another slot may
     lack catalog rows that decoding needs. The slot is not past the captured position, which
     `check_continuity` verifies.
@@ -133,7 +135,7 @@ def check_system(
 
 
 def check_same_system(now: SystemIdentity, before: SystemIdentity) -> None:
-    """Raise unless it is the same database system, on any timeline."""
+    """Raise unless both are the same database system, on any timeline."""
     if now.identifier != before.identifier:
         raise SystemChangedError(
             f"the server is database system {now.identifier}, and everything captured came from "
@@ -158,12 +160,12 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _NAMED = 5
-"""The number of tables that an error names."""
+"""The maximum number of tables that an error names."""
 
 
 def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:
-    """Raise an error if there is no publication. Since Postgres 18 the server sends no changes in that case,
-    and reports no error.
+    """Raise an error if the publication does not exist. Postgres 18 and later report no error in that case,
+    and send no changes.
     """
     name = settings.publication
     if inspect_publication(connection, name) is not None:
@@ -173,7 +175,8 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
         raise PublicationError(
             f"publication {name} does not exist, and a slot that is older than its publication cannot be "
             "read",
-            hint=f"{make} or let the capture create it, with with_publication_management",
+            hint=f"{make} or call with_publication_management(tables, manage=True), so that the capture "
+            "creates it",
         )
     raise PublicationError(
         f"publication {name} does not exist: current changes are lost for slot {settings.slot}",
@@ -182,7 +185,9 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
 
 
 class MembershipWatch:
-    """Checks the membership of one consumer's tables. Used by one thread at a time."""
+    """Checks that the tables of one consumer stay in the publication without interruption. Any thread may
+    call `check`.
+    """
 
     def __init__(
         self,
@@ -202,8 +207,8 @@ class MembershipWatch:
         self._lock = threading.Lock()
 
     def check(self, *, is_first: bool = False) -> None:
-        """Raise if changes of a known table may be missing; record new tables. With `is_first`, earlier
-        records are ignored, since nothing has been read yet.
+        """Raise `TableGapError` if changes of a recorded table may be missing; record new tables. With
+        `is_first`, earlier records are ignored, since nothing has been read yet.
         """
         with self._lock:  # an earlier check may still be running
             self._check(is_first=is_first)
@@ -213,9 +218,8 @@ class MembershipWatch:
         recorded = {} if is_first else load_memberships(settings.spool, self._consumer)
         found = self._inspect()
         if self._interruptions(found, recorded):
-            found = (
-                self._inspect()
-            )  # several queries: a table that was altered between them may look like one that left
+            # Inspected again: a table that was altered between the queries may look like a removed table.
+            found = self._inspect()
         named = self._interruptions(found, recorded)
         if named:
             more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
@@ -264,8 +268,9 @@ class MembershipWatch:
     def _known(
         self, found: CapturedTables, recorded: Mapping[TableName, Membership]
     ) -> dict[TableName, Membership]:
-        """The records to store: known tables under their current names, dropped tables unless another table
-        has their name, and new tables.
+        """The memberships to store. For tables read by name: the recorded ones, and new tables. Otherwise:
+        known tables under their current names, dropped tables unless another table has their name, and new
+        tables.
         """
         if self._takes is not None:
             return {**found.members, **recorded}
@@ -290,8 +295,8 @@ class MembershipWatch:
 def _is_known_replacement(
     found: CapturedTables, name: TableName, before: Membership, recorded: Mapping[TableName, Membership]
 ) -> bool:
-    """Whether the table was dropped, and a table that has been captured without interruption now has its
-    name.
+    """Whether the table was dropped, and its name now belongs to a table that has been captured without
+    interruption.
     """
     return found.current_name(before) is None and found.members.get(name) in recorded.values()
 
@@ -331,20 +336,20 @@ def _path(root: Path, consumer: str) -> Path:
 
 
 class Source(NamedTuple):
-    """The state of a source from which capture can start."""
+    """A checked source, from which capture can start."""
 
     system: SystemIdentity
     slot: Slot
     start: Position
     """The position from which capture continues."""
     keys: dict[int, tuple[str, ...]]
-    """The keys of tables at that position."""
+    """The key of each table at that position, by OID."""
     types: TypeResolver
 
 
 def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWait) -> Source:
-    """Check the source, and raise the first error. Creates publication and slot if nothing was captured from
-    them before.
+    """Check the source, and raise the first error. Creates a missing slot, and its publication, only for a
+    new spool and if `settings.tables` is set.
     """
     with connect(settings.address) as connection:
         server = inspect_server(connection)
@@ -382,7 +387,9 @@ def _check_history(
 
 
 def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
-    """Create a missing slot, only if it cannot have existed before."""
+    """Create a missing slot, and its publication. Raises `SlotMissingError` if the slot may have existed
+    before, since changes would be missing.
+    """
     if load_identity(settings.spool) is not None or not settings.tables:
         raise SlotMissingError(
             f"slot {settings.slot} no longer exists: commits since it was last read are lost", hint=COPY_AGAIN
@@ -400,8 +407,8 @@ def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
 
 
 def _check_ground(settings: CaptureSettings, reader: SpoolReader, slot: Slot) -> None:
-    """Check that slot and spool contain what consumers need. New consumers need the spool from its start, and
-    so do future ones.
+    """Check that slot and spool together contain what consumers need. A consumer that has released nothing
+    needs the spool from its start. If there is no consumer, a future one will.
     """
     ground = reader.extent
     needed = released_by_all(settings.spool) or Position.ZERO

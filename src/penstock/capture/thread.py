@@ -1,9 +1,10 @@
-"""The thread that fills a spool. `CaptureThread` implements what every capture method shares: the lock that
-makes it the spool's only writer, retries, stopping, and status reports. A subclass implements `_capture`,
-which runs until the capture is stopped, and raises on interruptions.
+"""The thread that fills a spool. `CaptureThread` implements the common part of all capture methods: the lock
+that makes the thread the spool's only writer, retries, stopping, and status reports. A subclass implements
+`_capture`, which runs until the capture is stopped, or raises an error.
 
-Temporary errors are retried with growing pauses, from the end of the spool. All other errors end the capture;
-`wait_beyond` raises them in the reader, and the spool's status file shows them to other processes.
+After a temporary error the capture continues from the end of the spool, after a growing pause. All other
+errors end the capture; `wait_beyond` raises them in the reader, and the spool's status file shows them to
+other processes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class CaptureThread(ABC):
     """Captures into one spool in the background, between `start` and `stop`."""
 
     def __init__(self, spool: Path, writes: str) -> None:
-        """`writes` identifies the value format of the type policy."""
+        """`writes` is the value format of the type policy, which the status file reports."""
         self._spool = spool
         self._writes = writes
         self._thread = threading.Thread(target=self._run, name="penstock-capture", daemon=True)
@@ -76,19 +77,20 @@ class CaptureThread(ABC):
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        # Not by `join`: in Python 3.11, after a join that a signal interrupted, the next one returns at once.
+        # Does not use `join`: in Python 3.11, after a signal has interrupted a join, the next join returns at
+        # once.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._ended.wait(_END_SECONDS)
 
     @property
     def end(self) -> Position | None:
-        """The last sealed position; None until the spool was opened."""
+        """The last sealed position; None until the capture has opened the spool."""
         return self._end
 
     @property
     def trouble(self) -> BaseException | None:
-        """Why no changes arrive; None if there is no problem. A capture that waits for the spool's lock
-        reports this here only, since it must not write the status file.
+        """The error that prevents the capture from continuing now; None if there is none. A capture that
+        waits for the spool's lock reports this here only, since it must not write the status file.
         """
         return self._trouble
 
@@ -127,7 +129,7 @@ class CaptureThread(ABC):
         """
 
     def _facts(self, status: CaptureStatus) -> CaptureStatus:
-        """Add facts of one capture method to a status report; `_report` has those of all methods."""
+        """Add the facts of this capture method to a status report, which has the facts of all methods."""
         return status
 
     # --- the capture thread ---------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ class CaptureThread(ABC):
             self._ended.set()
 
     def _acquire(self, lock: SpoolLock) -> bool:
-        """Wait until no other capture writes to the spool; False if the capture is stopped first. The status
-        file belongs to the lock holder.
+        """Acquire the spool's lock, waiting while another capture has it; False if this capture is stopped
+        first. Writes no status: the status file belongs to the lock holder.
         """
         while not self._stopping.is_set():
             try:
@@ -187,8 +189,8 @@ class CaptureThread(ABC):
                     "capture interrupted",
                     extra={"code": error.code, "reason": error.message, "pause_seconds": pause},
                 )
-                # The slot of a killed capture becomes free soon; then the released position can still be
-                # confirmed.
+                # Try once more even if stopped during the pause: the slot of a killed capture becomes free
+                # soon, and the released position can then still be confirmed.
                 has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
                 self._stopping.wait(pause)
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
@@ -199,7 +201,7 @@ class CaptureThread(ABC):
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
-        # INFO only: the caller of `wait_until` raises the error.
+        # INFO only: `wait_beyond` and `wait_until` raise the error in the reader.
         _log.info("capture failed", extra={"error": describe(error)})
         with self._changed:
             self._failure = self._trouble = error
@@ -224,7 +226,7 @@ class CaptureThread(ABC):
     def _report(
         self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()
     ) -> None:
-        """Write the status file. Only for the holder of the lock."""
+        """Write the status file. The caller holds the spool's lock."""
         self._status_due = time.monotonic() + _STATUS_SECONDS
         self._trouble = trouble
         status = CaptureStatus(
@@ -245,11 +247,14 @@ class CaptureThread(ABC):
         try:
             write_status(self._spool, status)
         except OSError as error:
-            # Capture continues without it; if the disk is full or missing, writing the next segment fails.
+            # The capture continues without a status file; if the disk is full or missing, writing the next
+            # segment fails.
             _log.warning("capture status not written", extra={"error": str(error)})
 
 
 def _named(error: BaseException) -> PenstockError:
     return (
-        error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__} in the capture")
+        error
+        if isinstance(error, PenstockError)
+        else PenstockError(f"unexpected {type(error).__name__} in the capture")
     )

@@ -1,7 +1,7 @@
 """`WalCapture`: the capture contracts for Postgres, over logical replication. The live stream runs a
-`SpoolCapture` and reads its spool; it resumes after the slot's `confirmed_flush_lsn`, or after the position
-that the spool has recorded as released. A snapshot is read under an exported snapshot, with the decoder of
-the stream.
+`SpoolCapture` and reads its spool. It resumes after the position that it has released in the spool or,
+without a spool, after the slot's `confirmed_flush_lsn`. A snapshot is read under an exported snapshot, and
+its values are decoded as those of the stream.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     the capture may create it. Only one `live` stream at a time can use a slot and a spool; a second one waits
     until the first is closed.
 
-    The spool may be lost at any time: the slot still has what is not confirmed. Only with `confirm =
-    spooled`, or above `max_retained_bytes`, the spool may be the only copy and must be stored as safely as a
-    database.
+    The spool may be lost at any time: the slot retains all unconfirmed changes. This does not hold with
+    `confirm = spooled`, or while the slot retains more than `max_retained_bytes`: the spool may then contain
+    the only copy of changes, and must be stored as safely as a database.
     """
 
     settings: CaptureSettings
@@ -48,8 +48,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     required: frozenset[TableName] | None = None
     manage: bool = False
     takes: frozenset[TableName] | None = None
-    """The tables that the caller reads, all of which must be published; None: everything that is published.
-    """
+    """The tables that the caller reads, all of which must be published; None: all published tables."""
 
     def with_publication_management(self, required: AbstractSet[TableName], manage: bool) -> WalCapture:
         """The same capture, whose `live` ensures that the publication contains `required`. With `manage` it
@@ -62,7 +61,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def live(self) -> ChangeStream:
-        """Create missing objects, then follow the slot.
+        """Create missing objects, then stream the changes of the slot.
 
         Raises at once if the stream cannot start, for example if the server cannot be reached. It also raises
         if a table was out of the publication for some time since the last run, because the server does not
@@ -71,19 +70,19 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         full because other consumers are behind; invalid protocol bytes. Any thread may call `close`, which
         ends a waiting `next`.
 
-        An unreadable value, or with `types.on_unrepresentable: error` one that its type cannot hold, ends the
-        stream at its transaction, since one stream contains all tables: all transactions before it are
-        delivered, then `next` raises an error that names table and column. This repeats after each restart
-        until the policy accepts the value.
+        One stream contains all tables, so an unreadable value ends it for all of them. With
+        `types.on_unrepresentable: error`, so does a value that its type cannot hold. All transactions before
+        that of the value are delivered, then `next` raises an error that names table and column. This repeats
+        after each restart until the policy accepts the value.
 
-        Partitions that do not log their root's key (`PartitionIdentityError`) stop `live` at once, and a
-        running stream within half a minute, since tables have no individual state here. The error names the
-        tables, and its hint is the statement for each partition. Unconfirmed changes are not lost: after the
-        statements have been run, `live` continues after the last confirmed position.
+        If partitions do not log their root's key, `live` raises `PartitionIdentityError`, and `next` of a
+        running stream raises it within half a minute. The error names the tables, and its hint is the
+        statement for each partition. Unconfirmed changes are not lost: after the statements have been run,
+        `live` continues after the last confirmed position.
         """
         settings = self.settings
         with connect(settings.address) as connection:
-            # Before anything is created on a server that cannot be used.
+            # Checked first, so that nothing is created on a server that cannot be used.
             check_server(inspect_server(connection))
             self._ensure_coverage()
             has_slot = inspect_slot(connection, settings.slot) is not None
@@ -91,7 +90,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             # If the spool was filled from a slot that no longer exists, `SpoolCapture` raises instead of
             # continuing over the hole.
             is_first = not has_slot and load_identity(settings.spool) is None
-            # Before the slot is created, so that the recorded memberships hold for all of its changes.
+            # Recorded before the slot is created, so that the memberships hold for all changes of the slot.
             members = self._members()
             members.check(is_first=is_first)
             if is_first:

@@ -98,14 +98,14 @@ def order(path: Path, names: list[str], what: str) -> None:
     strange = [name for name in strange if name not in members]
     if strange:
         hint = (
-            "check schema and spelling; `penstock tables list` shows the tables, `penstock tables add` "
-            "adds one"
+            "check schema and spelling; `penstock tables list CONFIG` shows the tables, `penstock tables add "
+            "CONFIG TABLE` adds one"
         )
         raise NoTablesError(f"the pipeline has no table {', '.join(map(str, strange))}", hint=hint)
     if what in _OF_WHAT_EXISTS:
         _check_exist(config, tables)
     change_overrides(config.state, lambda orders: _CHANGES[what](orders, tables))
-    typer.echo(f"{what} requested: {', '.join(map(str, tables))}; see `penstock tables list`")
+    typer.echo(f"{what} requested: {', '.join(map(str, tables))}; see `penstock tables list CONFIG`")
 
 
 def parse_table(text: str) -> TableName:
@@ -167,7 +167,7 @@ def order_replay(path: Path, names: list[str]) -> None:
     if strange:
         raise NoTablesError(
             f"{', '.join(map(str, strange))} has no open dead letters",
-            hint="see `penstock dead-letters list`",
+            hint="see `penstock dead-letters list CONFIG`",
         )
     change_overrides(config.state, lambda orders: orders.replay_dead_letters(tables))
     count = sum(found[name] for name in tables)

@@ -111,8 +111,8 @@ def plan_following(
     stopped = SchemaChangedError(
         f"the columns or the key of table {target.table} changed in a way that schema_changes: {policy} "
         "does not allow",
-        hint="run penstock tables resync to copy the table with its current columns, or set "
-        "schema_changes: evolve",
+        hint=f"penstock tables resync CONFIG {target.table} copies the table with its current columns; or "
+        "set schema_changes: evolve",
     )
     if policy is SchemaPolicy.STOP:
         raise stopped

@@ -1,9 +1,10 @@
-"""Apply epochs: all changes committed up to a position, to every table; then record the epoch and release the
+"""Apply epochs: apply all changes up to a position to every table, then record the epoch and release the
 spool.
 
-Exactly-once depends on this order. A table's own commit holds its position; the epoch is recorded when every
-table has reached its end; only recorded positions are released, and only released positions are confirmed to
-the source. A crash between any two steps repeats work that each table recognises as done.
+Exactly-once delivery depends on this order. The commit of a table stores its applied position. The epoch is
+recorded when every streaming table has reached the epoch's end. Only recorded positions are released, and
+with `confirm: applied` only released positions are confirmed to the source. After a crash between two of
+these steps, work is repeated, and each table skips the part that its applied position shows to be done.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _QUICK_PAUSE_SECONDS = 0.1
 class TableApplier:
     """Apply one epoch to one table.
 
-    The order matters: include due dead letters, evolve the target schema, divert rejected rows to the
-    dead-letter queue, write the rest. Runs on the epoch's worker threads; only one thread at a time works on
-    a table.
+    The order matters: include the dead letters to replay, evolve the target schema, divert rejected rows to
+    the dead-letter queue, write the rest. Runs on the epoch's worker threads; only one thread at a time works
+    on a table.
     """
 
     sink: Sink
@@ -63,7 +64,7 @@ class TableApplier:
     dead_letters: DeadLetterQueue
 
     def apply(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
-        """Call `apply_once`; after a commit conflict, try again at once, a bounded number of times."""
+        """Call `apply_once`, up to three times if it raises a plain `SinkError` (e.g. a commit conflict)."""
         backoff = Backoff(_QUICK_PAUSE_SECONDS)
         while True:
             try:
@@ -77,7 +78,7 @@ class TableApplier:
     def apply_once(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
         """Advance one table to `end`.
 
-        Returns its target afterwards, or None if there was nothing to apply.
+        Returns the target after the commit, or None if there was nothing to apply.
         """
         check_identified(changes.slices)
         changes = self.dead_letters.include_due(
@@ -98,10 +99,10 @@ _IDLE_SECONDS = 1.0
 
 
 class EpochApplier:
-    """The epoch loop.
+    """Applies epochs to all tables, one epoch at a time.
 
-    Epochs run on the query's thread, and on the main thread while the source is idle; a lock admits one at a
-    time.
+    Epochs run on the query's thread and, while the source is idle, on the main thread. A lock ensures that
+    only one runs at a time.
 
     `tables` holds the states of the tables, and runs requests of other threads between two epochs.
     """
@@ -148,22 +149,22 @@ class EpochApplier:
     # --------------------------------------------------------------------------------------------------
 
     def replay(self, names: Iterable[TableName]) -> bool:
-        """Apply the dead letters of these tables with the next epoch; returns whether any are left to
-        apply.
-        """
+        """Make the next epoch apply the open dead letters of these tables. Returns `is_replaying`."""
         for name in names:
             self._dead_letters.order_replay(name)
         return self.is_replaying
 
     def apply_if_idle(self) -> None:
-        """If the source is idle and triggers no epoch, run one for pending requests and retries."""
+        """Apply an epoch on the calling thread if the source is idle, and a request, a retry, a resync or a
+        catalog change is pending.
+        """
         waits = self.tables.has_requests or self.tables.retries.has_due or self._resyncs.is_waiting
         is_idle = time.monotonic() - self._ended_at > _IDLE_SECONDS
         if is_idle and (waits or self._has_catalog_changes(self.position)):
             self.apply(self.position)
 
     def observe_catalog(self, snapshot: CatalogSnapshot) -> None:
-        """Store a catalog state. Some schema changes are visible only in the catalog."""
+        """Store a catalog state, and request the resyncs that it requires."""
         # A copy, because the thread of an epoch may add and remove targets at the same time.
         found = self._tracker.observe_catalog(self.tables.targets.copy(), snapshot)
         for name, reason in found.items():
@@ -173,8 +174,8 @@ class EpochApplier:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a target holds all changes and still lacks a schema change. Only new WAL lets an epoch
-        apply that change.
+        """Whether a schema change that only the catalog shows needs an epoch after the target's last commit.
+        If the source is idle, such an epoch requires new WAL (`nudge`).
         """
         for name in self.tables.live():
             target, committed = self.tables.targets.get(name), self.tables.committed(name)
@@ -188,14 +189,14 @@ class EpochApplier:
 
     @property
     def is_level(self) -> bool:
-        """Whether every table has the catalog's schema, and no table waits for its first epoch of
-        this run.
+        """Whether no table waits for a copy, a retry or its first epoch of this run, and no schema change or
+        drop that the catalog showed is left to apply.
         """
         return self.tables.is_settled and not self._has_catalog_changes(None)
 
     @property
     def is_replaying(self) -> bool:
-        """Whether dead letters of a table are still to be applied."""
+        """Whether a table that epochs apply changes to still has dead letters to replay."""
         return any(self._dead_letters.is_due(name) for name in self.tables.live())
 
     # one epoch
@@ -245,8 +246,8 @@ class EpochApplier:
             self.tables.release()
 
     def _await_spool(self, end: Position) -> None:
-        """Wait until the spool reaches `end`. After a restart it may be behind the position that Spark
-        planned.
+        """Wait until the spool reaches `end`. After a restart, Spark may have planned an epoch to a position
+        that the spool has not reached again yet.
         """
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
@@ -255,9 +256,9 @@ class EpochApplier:
             )
 
     def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
-        """Read the spool from each of `starts`.
+        """Read the spool from each position in `starts` to `end`.
 
-        Where the spool has a gap, only the tables that start there fail.
+        If changes after one of these positions are missing, only the tables applied up to it fail.
         """
         ranges: dict[Position, SpoolRange] = {}
         for start in starts:
@@ -268,14 +269,16 @@ class EpochApplier:
             except SpoolGapError as error:
                 for name, status in self.tables.statuses.items():
                     if status.is_applied and status.applied == start:
-                        hint = f"resync {name}: penstock tables resync"
+                        hint = f"penstock tables resync CONFIG {name}"
                         self.tables.fail(name, TargetRewoundError(error.message, hint=hint))
         return ranges
 
     def _apply_to_tables(
         self, ranges: Mapping[Position, SpoolRange], end: Position
     ) -> Sequence[TableChanges]:
-        """Apply the changes of all tables in parallel, and handle the errors of each."""
+        """Apply the changes of all tables in parallel, and handle the errors. Returns the changes of each
+        table.
+        """
         tables = self.tables
         due = [name for name in tables.live() if self._is_ahead(name, end) or self._dead_letters.is_due(name)]
         work, unplanned = plan_work(
@@ -329,8 +332,8 @@ class EpochApplier:
         )
 
     def record_states(self) -> None:
-        """Record the tables' states if no epoch has recorded them: `penstock status` reads the last
-        record.
+        """Record the tables' states if they differ from those in the last epoch record, from which `penstock
+        status` reads them.
         """
         if self.last is not None and self.last.tables != self.tables.statuses:
             self._record(
@@ -344,8 +347,8 @@ class EpochApplier:
     # -------------------------------------------------------------------------------------------------
 
     def _is_ahead(self, name: TableName, end: Position | None) -> bool:
-        """Whether the epoch that ends at `end` can apply a schema change that only the catalog shows. `end`
-        None: any epoch.
+        """Whether the epoch that ends at `end` can apply a schema change that only the catalog shows. With
+        `end` None: whether any epoch can.
         """
         target, committed = self.tables.targets.get(name), self.tables.committed(name)
         if target is None or (end is not None and committed is not None and committed >= end):
@@ -353,14 +356,16 @@ class EpochApplier:
         return self._tracker.ahead(target, end) is not None
 
     def _has_catalog_changes(self, end: Position | None) -> bool:
-        """Whether an epoch up to `end` can apply a change that the catalog showed. `end` None: any epoch."""
+        """Whether the epoch that ends at `end` can apply a drop or a schema change that only the catalog
+        shows. With `end` None: whether any epoch can.
+        """
         live = self.tables.live()
         return any(self._tracker.gone(name, end) is not None or self._is_ahead(name, end) for name in live)
 
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
         """Tables whose changes arrive under another name, with the reason.
 
-        Orders their resyncs before any change is applied.
+        Orders a resync of those that are resynced automatically, before the epoch applies any change.
         """
         statuses, targets = self.tables.statuses, self.tables.targets
         live = {
@@ -375,8 +380,8 @@ class EpochApplier:
         return found
 
     def _mark_dropped(self, renamed: Mapping[TableName, str], end: Position) -> None:
-        """Mark tables as dropped if this epoch had the last change of the table, or its last change under
-        this name.
+        """Handle tables whose last change was in this epoch: mark dropped tables as `gone`; renamed tables
+        wait for their resync, or fail.
         """
         for name in self.tables.live():
             gone = self._tracker.gone(name, end)
@@ -385,14 +390,14 @@ class EpochApplier:
             elif name in renamed and self._tracker.auto_resync(name):
                 self.tables.await_resync(name, renamed[name])
             elif name in renamed:
-                hint = f"penstock tables resync {name} copies it with its current schema, if it still exists"
+                hint = f"if it still exists, penstock tables resync CONFIG {name} copies its current rows"
                 self.tables.fail(
                     name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint)
                 )
 
     def truncates(self, name: TableName) -> Collection[int]:
-        """Transactions in which epochs of this run saw a TRUNCATE of the table; the low 32 bits of each
-        transaction id.
+        """The ids (low 32 bits) of the transactions with a TRUNCATE of the table that epochs of this run have
+        processed.
         """
         return self._tracker.truncates(name)
 
@@ -401,7 +406,7 @@ class EpochApplier:
 class TableFailures:
     """Applies the error policy to the tables of an epoch.
 
-    Called by the epoch's thread, before and after its work on tables.
+    The epoch's thread calls it before and after the tables are applied.
     """
 
     tables: TableLifecycle
@@ -431,7 +436,7 @@ class TableFailures:
                 self._back_off(name, verdict, failures[name])
 
     def _back_off(self, name: TableName, verdict: Verdict, cause: Exception) -> None:
-        """Keep the table's changes for a later epoch, unless this was the last attempt."""
+        """Schedule another attempt in a later epoch; fail the table if this was the last attempt."""
         pause = self.tables.retries.count(name, verdict)
         shown = final(verdict.error, name)
         facts = {
@@ -463,7 +468,7 @@ class TableFailures:
 
     def resume_due(self) -> None:
         """Resume tables whose next attempt is due. The position is read from the target, because a commit may
-        have succeeded without a reply.
+        have succeeded although it raised an error.
         """
         retrying = [
             name for name, status in self.tables.statuses.items() if status.state is TableState.RETRYING

@@ -34,7 +34,7 @@ class ConsistentTables(Mapping[str, DataFrame]):
     """The commit time of the last transaction up to `position`."""
     tables: Mapping[str, DataFrame]
     left_out: Mapping[str, TableState]
-    """Tables that were not streaming at `position`: being copied, paused or failed."""
+    """Tables that were not streaming at `position`, with their state, such as `snapshotting` or `paused`."""
 
     def __getitem__(self, name: str) -> DataFrame:
         if name in self.left_out:
@@ -89,8 +89,8 @@ def read_consistent(
 
 
 def _left_out(epoch: Epoch) -> dict[str, TableState]:
-    """Tables of this epoch that cannot be read at its position, with their state. A table copied at a later
-    fence counts as catching up.
+    """Tables of this epoch that cannot be read at its position, with their state. A table whose snapshot has
+    a later fence counts as `catching_up`.
     """
     found: dict[str, TableState] = {}
     for name, status in epoch.tables.items():
@@ -106,7 +106,10 @@ def _find(log: EpochLog, at: Position | datetime | str | None) -> Epoch:
         found = log.last()
     elif isinstance(at, datetime):
         if at.tzinfo is None:
-            raise ConfigError(f"at={at.isoformat()} has no time zone", hint="datetime(…, tzinfo=UTC)")
+            raise ConfigError(
+                f"at={at.isoformat()} has no time zone",
+                hint="pass an aware datetime, such as datetime(…, tzinfo=UTC)",
+            )
         found = log.newest(lambda epoch: epoch.commit_time is not None and epoch.commit_time <= at)
     else:
         position = at if isinstance(at, Position) else _parse(at)
@@ -140,6 +143,6 @@ def _required(text: str, epoch: Epoch, left_out: Mapping[str, TableState]) -> Ta
     if str(name) in left_out:
         raise NoTablesError(
             f"{name} was {left_out[str(name)]} at {epoch.position}",
-            hint="see penstock status; or request another position or time",
+            hint="see penstock status CONFIG; or request another position or time",
         )
     return name

@@ -1,7 +1,7 @@
-"""The streaming query that triggers epochs: its start, the end of a batch, the reason for its end, and the
-health of Spark, target and source.
+"""Start the streaming query that triggers epochs, report the error that ended it, and check that Spark,
+target and source work.
 
-The health checks run when a table failed, before the failure counts against the table.
+These health checks run after an error of a table, before the error counts against the table.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def start_query(
 
 
 def await_end(query: StreamingQuery) -> None:
-    """Wait for the end of the query and raise the error that ended it; errors of Penstock are raised as
-    `PenstockError`.
+    """Wait for the end of the query, and raise the error that ended it: the `PenstockError` that Spark
+    wrapped, if there is one.
     """
     try:
         query.awaitTermination()
@@ -72,7 +72,7 @@ def await_end(query: StreamingQuery) -> None:
 
 
 def planned_end(checkpoint: Path, batch: int) -> Position:
-    """The end of a batch, from the offset log that Spark wrote before the batch started."""
+    """The end position of a batch, from the offset log that Spark wrote before the batch started."""
     lines = storage.read_text(checkpoint / "offsets" / str(batch)).splitlines()
     return Position.parse(json.loads(lines[2])["position"])
 
@@ -80,7 +80,7 @@ def planned_end(checkpoint: Path, batch: int) -> Position:
 def is_spark_alive(spark: SparkSession) -> bool:
     context: Any = spark.sparkContext
     try:
-        return not context._jsc.sc().isStopped()  # noqa: SLF001 - pyspark's own door to the JVM
+        return not context._jsc.sc().isStopped()  # noqa: SLF001 - pyspark has no public API for this
     except (Py4JError, OSError, AttributeError):  # the JVM does not answer, or Python stopped the session
         return False
 

@@ -1,8 +1,8 @@
 """`penstock_epochs`: the log of epochs, stored next to the target tables.
 
-One row for each epoch after which every streaming table holds all changes up to its position. The last row is
-the pipeline's position; only recorded positions may be confirmed. A row is a small JSON file renamed into
-place. From time to time the files are merged into one, and rows older than the retention are deleted.
+A row states that every streaming table holds all changes up to the row's position. The last row has the
+pipeline's recorded position. Each row is a small JSON file that is renamed into place. Every 256 files are
+merged into one, and maintenance deletes rows older than the retention.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ class Epoch:
 
 
 class EpochLog:
-    """One directory of one pipeline, `<target root>/penstock_epochs/<pipeline>`. One writer: the running
-    pipeline.
-    """
+    """The directory `<target root>/penstock_epochs/<pipeline>`. Only the running pipeline writes it."""
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._root = root
@@ -64,8 +62,8 @@ class EpochLog:
     def at(self, position: Position) -> Epoch | None:
         """The row of exactly this position; None if no epoch has ended there."""
         name = f"{position.value:016X}"
-        # The small file is read first: it is removed only after its row is in a merged file, named after its
-        # last row.
+        # The small file is read first: it is removed only after its row is in a merged file, which is named
+        # after the last of its rows.
         with suppress(FileNotFoundError):
             return next(_rows(self._directory / f"{name}.json"))
         folded = min(
@@ -81,7 +79,7 @@ class EpochLog:
         worst case.
         """
         while True:
-            # In the order of their last rows. A row may be in two files, never in none.
+            # Newest first, by the last row of each file. During a merge, a row is in one or two files.
             paths = sorted(
                 [
                     *storage.list_paths(self._directory, "*.json"),
@@ -96,7 +94,7 @@ class EpochLog:
                 )
 
     def record(self, epoch: Epoch) -> None:
-        """Make the row durable. Its position may be confirmed only after this."""
+        """Write the row durably. Only after this may its position be released."""
         if not storage.is_directory(self._root):
             raise SinkError(f"the target directory {self._root} does not exist; is its volume mounted?")
         try:
@@ -106,7 +104,7 @@ class EpochLog:
                 self._fold(files)
         except OSError as error:
             hint = (
-                f"free space, or correct the named problem, in {self._directory}; the pipeline then "
+                f"free space in {self._directory}, or fix the reported problem; the pipeline then "
                 "continues by itself"
             )
             raise SinkError(
@@ -114,8 +112,9 @@ class EpochLog:
             ) from error
 
     def forget(self, keep_seconds: float, rows: int) -> None:
-        """Delete rows older than the given age, or beyond the last `rows`. Rows of the last hour and the
-        newest file are kept. May run in parallel with `record`.
+        """Delete merged files that are older than `keep_seconds`, or whose rows are not among the last
+        `rows`. Keeps the newest merged file and all files of the last hour. May run in parallel with
+        `record`.
         """
         files = storage.list_paths(self._directory, "*.jsonl")
         now = time.time()
@@ -126,7 +125,7 @@ class EpochLog:
                 storage.delete(path)
 
     def _fold(self, files: list[Path]) -> None:
-        """Merge small files into one that is never written again. Holds one row at a time in memory, because
+        """Merge small files into one, which never changes afterwards. Holds only one row in memory, because
         each row names every table.
 
         A crash leaves some rows twice, which does no harm.

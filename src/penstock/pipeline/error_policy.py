@@ -1,12 +1,12 @@
-"""Error policy: what follows an error of one table while it is applied, copied, resynced or maintained.
+"""Error policy: the action after an error of one table in an epoch, a snapshot, a resync or maintenance.
 
 One table must not stop the others, so every error is attributed to the table unless its class says that the
 cause is shared. The table backs off and is retried a bounded number of times while the others continue; then
 it fails, with cause and remedy in its status. Before an attempt counts, the caller checks that the shared
 parts (Spark, target root, source) work.
 
-A table that backs off is left out of epochs like a paused one: its applied position stays, and keeps the
-changes after it in the spool.
+Epochs skip a table that backs off, as they skip a paused one: its applied position does not move, and the
+spool keeps the changes after it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Action(Enum):
     FAIL_TABLE = "fail the table"
     """A retry cannot help. The other tables continue."""
     STOP = "stop"
-    """The cause is shared by all tables. The run ends, or restarts after a pause, by the error's
-    `Recovery`.
+    """The cause is shared by all tables. The run ends, or restarts after a pause, as the error's `Recovery`
+    says.
     """
 
 
@@ -72,9 +72,7 @@ _STOPPING = (
     SlotMissingError,
     SystemChangedError,
 )
-"""Errors of the source, the slot or the run itself. They stop the run, regardless of the table that met
-them.
-"""
+"""Errors of the source, the slot or the run itself. They stop the run, whichever table raised them."""
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
@@ -89,8 +87,8 @@ operator.
 
 
 def attempts_without_any_target(errors: Collection[PenstockError]) -> int:
-    """How often a pipeline restarts if no target can be read. If files are damaged, only a few times; after
-    other errors, as often as within a run.
+    """The number of consecutive starts without a readable target after which the tables fail. Small if target
+    files are missing, otherwise as for retries within a run.
     """
     if all(isinstance(error, TargetFileLostError) for error in errors):
         return FILE_ATTEMPTS
@@ -105,7 +103,7 @@ class UnreadableStarts:
     _is_counted: bool = False
 
     def begin(self) -> None:
-        """Before the targets are read. If the start before could read one, the count begins again."""
+        """Call before the targets are read. Resets the count if the previous start could read a target."""
         if not self._is_counted:
             self.count = 0
         self._is_counted = False
@@ -113,9 +111,10 @@ class UnreadableStarts:
     def may_retry(
         self, errors: Mapping[TableName, PenstockError], ordered_resyncs: Collection[TableName]
     ) -> bool:
-        """Count a start in which no target could be read. Returns whether to start again, since storage or
-        catalog may be unavailable; otherwise the errors belong to the tables. If all of them are to be
-        resynced, waiting does not help.
+        """Count a start in which no target could be read. Returns True to start again, because storage or
+        catalog may be unavailable for a time, and False to fail the tables.
+
+        False as well if a resync of all these tables is ordered, because another start would not help.
         """
         self.count += 1
         self._is_counted = True
@@ -133,8 +132,8 @@ _NEEDS_ROOM = (
 
 
 def decide(error: Exception, table: TableName, doing: str = "applying changes to") -> Verdict:
-    """Decide what follows an error raised while `doing` something to one table. No other code makes this
-    decision.
+    """Choose the action after an error of one table. No other code makes this decision. `doing` is the
+    operation that failed; messages begin with it and the table's name.
     """
     if isinstance(error, _STOPPING):
         return Verdict(Action.STOP, error)
@@ -176,7 +175,7 @@ def final(error: PenstockError, table: TableName) -> PenstockError:
     elif isinstance(error, TargetFileLostError):
         hint = f"{remedy} copies it from the source again; the current target cannot be read completely"
     elif isinstance(error, ConnectionLostError):
-        hint = f"see the server's log for what ended the statement (a timeout, its memory); then {remedy}"
+        hint = f"see the Postgres log for the reason (such as a timeout or too little memory); then {remedy}"
     else:
         hint = (
             "remove the cause, such as too little memory for Spark (the log at level DEBUG has the "
@@ -238,7 +237,7 @@ class TableRetries:
         self._failing.pop(table, None)
 
     def forget(self, table: TableName) -> None:
-        """Forget the failures of a table that failed for good, was removed or was resynced."""
+        """Forget the failures of a table that is now `failed`, was removed, or was resynced."""
         self._failing.pop(table, None)
 
     def is_due(self, table: TableName) -> bool:
@@ -251,8 +250,8 @@ class TableRetries:
 
 
 class ResyncLimit:
-    """Limits how often a table is resynced automatically: a cause that a new copy does not remove would
-    repeat without end.
+    """Limits how often a table is resynced automatically, because a cause that a resync does not remove would
+    repeat it without end.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -266,7 +265,8 @@ class ResyncLimit:
         if len(recent) >= MOST_RESYNCS:
             hint = f"remove the cause, then penstock tables resync CONFIG {table}"
             raise TableFailedError(
-                f"table {table} was resynced {len(recent)} times within an hour, and again {reason}",
+                f"table {table} was resynced {len(recent)} times within an hour, "
+                f"and needs another resync: {reason}",
                 hint=hint,
             )
         self._resyncs[table] = [*recent, now]

@@ -1,7 +1,8 @@
-"""The maintenance thread: runs the maintenance that is due for every streaming table, beside the epochs.
+"""The maintenance thread: runs the maintenance that is due for every streaming table, in parallel with
+epochs.
 
-Nothing waits for it, and its errors affect nothing else: a failed job is tried again after growing pauses.
-The sink decides how often an expensive job runs.
+A failed job is retried with backoff. Epochs do not wait for the thread, and its errors do not affect them;
+only a target file that stays missing fails its table. The sink decides how often an expensive job runs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ process.
 
 
 def cleanup_jobs(config: PipelineConfig, letters: DeadLetterStore) -> list[Callable[[], None]]:
-    """Function that deletes old epoch records and settled dead letters."""
+    """Functions that delete old epoch records, and old dead letters that were superseded or replayed. Empty
+    if `maintenance.vacuum` is off.
+    """
     chosen = config.maintenance
     if not chosen.vacuum:
         return []
@@ -56,8 +59,8 @@ def cleanup_jobs(config: PipelineConfig, letters: DeadLetterStore) -> list[Calla
 
 
 class Jobs:
-    """Control of Spark jobs. Jobs of the thread that called `settle` run at lower priority; `cancel` ends
-    them.
+    """Spark jobs of the maintenance thread. After a thread has called `settle`, its jobs run at lower
+    priority, and `cancel` ends them.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -73,7 +76,9 @@ class Jobs:
 
 
 class TableMaintenance:
-    """`check` and `stop` are called by the thread that called `start`."""
+    """The maintenance thread. One other thread, the pipeline's main thread, calls `start`, `check` and
+    `stop`.
+    """
 
     def __init__(
         self,
@@ -86,8 +91,8 @@ class TableMaintenance:
         retries: RetryLog | None = None,
         give_up: Callable[[TableName, PenstockError], None] = lambda _name, _error: None,
     ) -> None:
-        """A job that takes longer than `limit_seconds` for one table is cancelled. `chores` run once a
-        minute.
+        """A job that takes longer than `limit_seconds` is cancelled. `chores` are jobs for the whole
+        pipeline, which run once a minute.
 
         `give_up` fails a table whose files are lost. No other failure of maintenance fails a table, because
         its rows are correct.
@@ -104,7 +109,7 @@ class TableMaintenance:
         self._retries = retries or RetryLog()
         self._give_up = give_up
         self._failures: dict[object, tuple[Backoff, float]] = {}
-        """Number of failures of each table, and the end of its pause."""
+        """By table or chore that failed last: its backoff, and the time of its next attempt."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -135,13 +140,13 @@ class TableMaintenance:
         while not self._stopping.wait(pause):
             started = time.monotonic()
             self.maintain_all()
-            # a pause, so that very many tables do not load the machine
+            # Maintenance of many tables takes at most half of the time.
             pause = max(_QUERY_SECONDS, time.monotonic() - started)
         if self._is_last:
             self.maintain_all()
 
     def maintain_all(self) -> None:
-        """Maintain every streaming table once, and run the chores."""
+        """Maintain every streaming table once, and run the chores that are due."""
         for name, status in self._statuses().items():
             if self._stopping.is_set() and not self._is_last:
                 return
@@ -153,14 +158,14 @@ class TableMaintenance:
             self._chores_due = time.monotonic() + _CHORES_SECONDS
 
     def _run_job(self, what: object, work: Callable[[], None]) -> None:
-        """Maintain a table unless it is in a pause after a failure."""
+        """Run the job of a table or a chore, unless it waits for its retry."""
         backoff, until = self._failures.get(what, (Backoff(_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS), 0.0))
         if time.monotonic() < until:
             return
         self._since = time.monotonic()
         try:
             work()
-        except Exception as error:  # noqa: BLE001 the edge of a thread, whose work is only due again
+        except Exception as error:  # noqa: BLE001 the edge of a thread: the job is retried
             self._rest(what, backoff, error)
         else:
             if self._failures.pop(what, None) is not None:
@@ -169,8 +174,8 @@ class TableMaintenance:
             self._since = None
 
     def _rest(self, what: object, backoff: Backoff, error: Exception) -> None:
-        """Schedule another attempt. A table with a lost file fails after the number of attempts that epochs
-        make.
+        """Schedule another attempt. A table with a lost file fails after as many attempts as in epochs
+        (`Verdict.attempts`).
         """
         backoff.fail()
         self._failures[what] = (backoff, time.monotonic() + backoff.seconds)
@@ -187,7 +192,7 @@ class TableMaintenance:
             self._failures.pop(what)
             self._retries.clear(_subject(what))
             self._give_up(what, final(verdict.error, what))
-        elif backoff.failures > 1:  # a conflict with an epoch is normal
+        elif backoff.failures > 1:  # a single conflict with an epoch is normal
             hint = (
                 "see the log; the table itself is up to date, and maintenance continues when the cause "
                 "is removed"

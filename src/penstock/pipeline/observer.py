@@ -1,5 +1,5 @@
-"""Observers of a pipeline: progress display, logs, tests. By default, an event that is not logged elsewhere
-is logged.
+"""`PipelineObserver`: receives the events of a run, for a progress display, logs or tests. Its methods log
+events that no other module logs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EpochReport:
 
 
 class PipelineObserver:
-    """Called from the pipeline's own threads; must not block."""
+    """Receives the events of a run. Threads of the pipeline call its methods, which must not block."""
 
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None: ...
 

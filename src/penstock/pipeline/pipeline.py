@@ -1,8 +1,9 @@
 """`Pipeline`: keep target tables equal to their source, from one configuration.
 
-At the start, a run takes the lock, inspects source and target, and ensures publication and slot. Then it runs
-one streaming query over the control stream, whose `foreachBatch` applies epochs, and copies new tables in
-parallel. Spark's checkpoint only triggers epochs; the applied positions are in the targets.
+A run first takes the pipeline's lock, inspects source and targets, and creates publication and slot if they
+are missing. Then a streaming query over `ControlSource` triggers epochs, and its `foreachBatch` applies them.
+Background threads copy new tables at the same time. Spark's checkpoint only triggers epochs; the applied
+positions are in the targets.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 30.0
 _SETTLED_SECONDS = 5.0
-"""A run that lasts this long after an interruption counts as recovered."""
+"""After the stream has run this long, the `RetryLog` entry of an earlier interruption is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class _EpochParts:
-    """The collaborators of one attempt of a run."""
+    """Objects that each attempt of a run creates."""
 
     applier: EpochApplier
     resyncs: Resyncs
@@ -95,7 +96,7 @@ class _EpochParts:
 class Pipeline:
     """One configuration on one Spark session.
 
-    `run` may be called once; `stop` from any thread, or from a signal handler.
+    Call `run` only once. `stop` may be called from any thread, or from a signal handler.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class Pipeline:
         observer: PipelineObserver | None = None,
         reload: Callable[[], PipelineConfig] | None = None,
     ) -> None:
-        """`reload` reads the configuration again, about once a second: tables that are added to it join the
-        run, and tables that are removed from it leave.
+        """`reload` reads the configuration again, and is called about once a second. Tables added to the
+        configuration are added to the run, and tables removed from it are removed from the run.
         """
         self._config = config
         self._spark = spark
@@ -151,7 +152,7 @@ class Pipeline:
         return self._applier.tables.statuses if self._applier is not None else {}
 
     def run(self, *, once: bool = False) -> RunResult:
-        """Mirror until stopped. With `once`: until everything committed before the start is applied."""
+        """Run until `stop` is called; with `once`, until everything committed before the start is applied."""
         try:
             return self._run(once=once)
         except Exception as error:
@@ -160,7 +161,9 @@ class Pipeline:
             raise spark_lost() from error
 
     def _run(self, *, once: bool) -> RunResult:
-        """Restart after transient errors. `error_policy` handles errors of one table."""
+        """Repeat the attempt after transient errors. `error_policy` handles errors of one table, which do not
+        end the attempt.
+        """
         reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
         with (
             jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
@@ -190,7 +193,9 @@ class Pipeline:
                     self._stopping.wait(pause)
 
     def _await_tables(self) -> bool:
-        """Wait for a table to mirror; False if the run is stopped first."""
+        """Wait until the configuration names a table, or a pattern matches one. False if the run is stopped
+        first.
+        """
         with connect(self._address) as connection:
             source_adapter(self._config).check_server(connection)
         found = await_tables(self._reloaded, self._observer.announced, self._stopping.wait)
@@ -198,7 +203,7 @@ class Pipeline:
         return found is not None
 
     def _reloaded(self) -> PipelineConfig:
-        """The configuration with the tables now in the file. An unreadable file changes nothing."""
+        """The configuration with the tables now in the file; unchanged if the file is not valid."""
         with suppress(ConfigError):
             return (
                 self._config
@@ -281,7 +286,9 @@ class Pipeline:
         return _EpochParts(applier, resyncs, dead_letters)
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
-        """Inspect everything, and report every problem before the first row is read."""
+        """Inspect source and targets, and provision the capture. Every problem is reported before the first
+        row is read.
+        """
         config, last = self._config, applier.last
         source = source_adapter(config)
         with connect(self._address) as connection:
@@ -317,7 +324,9 @@ class Pipeline:
         return tables
 
     def _none_readable(self, errors: Mapping[TableName, PenstockError]) -> None:
-        """Raise the first error while the run is to start again; return if the tables are to fail."""
+        """Called if no target can be read: raise the first error to start the run again, or return to fail
+        the tables.
+        """
         self._shared.check()
         if self._unreadable_starts.may_retry(errors, load_overrides(self._config.state).resync):
             raise next(iter(errors.values()))
@@ -329,12 +338,13 @@ class Pipeline:
                 ensure_trigger(connection)
                 applier.hints.key = load_key(connection)
         except PrivilegeError as error:
-            self._observer.announced(f"{error.message}; penstock check prints it")
+            self._observer.announced(f"{error.message}; penstock check prints the required SQL")
 
     def _unfinished_fences(self, tables: Tables) -> dict[TableName, Position]:
         """The first fences of snapshots that an earlier run did not finish.
 
-        Forgets snapshots that are finished, or whose table was removed or not captured since.
+        Deletes the stored progress of other snapshots: those that are finished, those whose table was
+        removed, and those for which changes after the fence are lost.
         """
         found = load_all_progress(self._root, self._config.pipeline)
         for name in (
@@ -373,10 +383,11 @@ class Pipeline:
             return inspect_shape(connection, table, self._config.type_policy, self._config.published_by)
 
     def _announce_wait(self, blockers: Sequence[OpenTransaction]) -> None:
-        """Announce the open transactions for which the creation of a slot waits; every snapshot needs a
-        slot.
-        """
-        reason = f"a slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
+        """Announce the open transactions that delay the creation of a slot. Every snapshot creates a slot."""
+        reason = (
+            f"a slot is created once these transactions have ended: "
+            f"{'; '.join(each.describe() for each in blockers)}"
+        )
         if blockers and reason.partition(",")[0] != (self._trouble or "").partition(",")[0]:
             self._observer.announced(reason)
             self._trouble = reason
@@ -419,7 +430,7 @@ class Pipeline:
             query = start_query(self._spark, self._config, applier.apply, once=goal is not None)
             ending.callback(self._capture.settle)
             ending.callback(query.stop)
-            ending.callback(stop)  # before the query: a snapshot may wait for it
+            ending.callback(stop)  # runs before query.stop: a snapshot may wait for the query
 
             resync = partial(self._start_resync, parts, resyncs)
             reconciler = TableReconciler(
@@ -508,7 +519,7 @@ class Pipeline:
         running[-1].start([table])
 
     def _announce_capture_trouble(self) -> None:
-        """Announce why no changes arrive. The separate capture retries by itself, so the run continues."""
+        """Announce each new reason why no changes arrive. The capture retries, so the run continues."""
         reason = self._capture.trouble()
         if reason is not None and reason != self._trouble:
             self._observer.announced(reason)

@@ -1,10 +1,8 @@
-"""Retries in progress, stored in the state directory for `penstock status`; and the format version of stored
-documents.
+"""Retries in progress, stored in `retries.json` in the state directory for `penstock status`; and the check
+of the format version of stored documents.
 
-A document written by a newer version of Penstock is refused by version, not as corrupt.
-
-Retries of a table's epochs are part of the table's state. This document has all other retries: of the
-pipeline itself, snapshots, resyncs and maintenance.
+`retries.json` has the retries of the pipeline itself, of snapshots, resyncs, table reconciliation and
+maintenance. A retry of a table in epochs is part of the table's state instead.
 """
 
 from __future__ import annotations
@@ -23,7 +21,9 @@ from penstock.errors import PenstockError, SpoolFormatError
 
 
 def check_format(document: Mapping[str, Any], newest: int, where: Path) -> None:
-    """Raise an error for a format newer than `newest`. All older formats can be read."""
+    """Raise an error for a format newer than `newest`: a newer version of Penstock wrote the document, which
+    is not corrupt. All older formats can be read.
+    """
     written = document.get("format", 1)
     if written > newest:
         raise SpoolFormatError(
@@ -65,7 +65,9 @@ class Retry:
 
 
 class RetryLog:
-    """Used by several threads. A disk error does not stop the run: the document is only for operators."""
+    """The retries in progress of a run. Several threads use it. A disk error does not stop the run, because
+    the document is only for operators.
+    """
 
     def __init__(self, state: Path | None = None) -> None:
         """Without a state directory nothing is written."""
@@ -74,7 +76,7 @@ class RetryLog:
         self._lock = threading.Lock()
 
     def note(self, subject: str, error: PenstockError, failures: int, pause_seconds: float) -> None:
-        """Record that `subject` failed and is retried after the pause."""
+        """Record that `subject` failed and will be retried after the pause."""
         due = datetime.now(UTC) + timedelta(seconds=pause_seconds)
         with self._lock:
             self._retries[subject] = Retry(

@@ -1,8 +1,8 @@
 """Route several source tables into one target table, and plan the changes of each table in an epoch.
 
-A routed table has a name, a state and a target like any other. The publication and the WAL have its members.
-Each set of members and schemas has a number, computed in `schema.py`. A target that was filled under another
-number must be resynced.
+A routed table has a name, a state and a target like any other table, but the publication and the WAL have its
+members. Its OID is a number that `schema.py` computes from its members and their schemas. A target that was
+filled under another number must be resynced.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def route_tables(
 
 
 def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) -> TableChanges | None:
-    """The changes of a target in a range of the spool; None if there are none. `known` has routed tables by
-    OID. Mode append includes old rows.
+    """The changes of a target in a range of the spool; None if there are none. `known` has the schemas of
+    routed tables by OID. Changes for a target with mode `append` include old rows.
     """
 
     def wanted(own: TableRange) -> tuple[FileSlice, ...]:
@@ -98,7 +98,7 @@ def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) 
         return None if own is None else _changes(target.table, wanted(own))
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        return TableChanges(target.table, (), ChangeCounts())  # `routed_views` raises
+        return TableChanges(target.table, (), ChangeCounts())  # for which `routed_views` raises an error
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
     # A renamed member has another name, a recreated one another OID: `routed_views` reports both.
     slices = [
@@ -120,8 +120,8 @@ def _changes(table: TableName, slices: Sequence[FileSlice]) -> TableChanges:
 def routed_views(
     target: Target, changes: TableChanges, known: Mapping[int, TableSchema]
 ) -> dict[TableSchema, View]:
-    """Column mapping for the changes of each member. Raises `ResyncRequired` if the target was filled from
-    other members, or from other schemas of them.
+    """The column mapping for each schema of the changes. Raises `ResyncRequired` if a change comes from
+    another member, or has another schema, than the routed table that filled the target.
     """
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
@@ -154,10 +154,10 @@ def plan_work(
     *,
     hints: AlterationReader,
 ) -> tuple[list[TableChanges], dict[TableName, Exception]]:
-    """The changes of each table from its own applied position, largest first; and the tables whose planning
-    failed.
+    """The changes of each table after its applied position, ordered by row count, largest first; and the
+    tables for which this failed, with the error.
 
-    `routed` has routed tables by OID. Tables in `due` are included even without changes.
+    `routed` has the schemas of routed tables by OID. Tables in `due` are included even without changes.
     """
     work: list[TableChanges] = []
     failures: dict[TableName, Exception] = {}

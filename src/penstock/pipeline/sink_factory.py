@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def open_sink(
     config: PipelineConfig, spark: SparkSession, mode_of: Callable[[TableName], Mode] | None = None
 ) -> Sink:
-    """`mode_of` overrides the modes of `config`, which may change while the pipeline runs."""
+    """Open the sink. `mode_of` returns the current mode of a table, which may change while the pipeline runs;
+    by default the mode in `config`.
+    """
     modes = mode_of or config.mode_of
     if config.sink.postgres is not None:
         from penstock.sinks.executors import SparkExecutors
@@ -73,7 +75,7 @@ def _iceberg_sink(
 
 
 def open_targets(config: PipelineConfig) -> Targets:
-    """Inspect the target tables without Spark. Raises `EnvironmentUnfitError` if that is not possible."""
+    """Open the targets for inspection without Spark. Raises `EnvironmentUnfitError` if this is impossible."""
     if config.sink.postgres is not None:
         from penstock.sinks.postgres.targets import PostgresTargets
 
@@ -90,7 +92,7 @@ def open_targets(config: PipelineConfig) -> Targets:
         if f"spark.sql.catalog.{iceberg.catalog}" in config.spark.conf:
             raise EnvironmentUnfitError(
                 f"the catalog {iceberg.catalog} can be queried only with Spark",
-                hint="use `penstock verify`, which starts Spark",
+                hint="use `penstock verify CONFIG`, which starts Spark",
             )
         return HadoopTargets(iceberg.warehouse, iceberg.namespace, config.pipeline)
     from penstock.sinks.delta.log import DeltaTargets

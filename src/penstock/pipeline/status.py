@@ -1,4 +1,4 @@
-"""The status of a pipeline, read from outside: targets, epoch log, spool, slot. Works while the pipeline
+"""The status of a pipeline, from its epoch log, spool, state directory and slot, whether or not the pipeline
 runs.
 """
 
@@ -31,8 +31,10 @@ _INACTIVE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL retained for the
-    slot.
+    """The status of a pipeline at one moment.
+
+    It has three lags: `lag_bytes`, the WAL that the server wrote after the last epoch; `lag_seconds`, the age
+    of the last applied commit; and `retained_bytes`, the WAL that the server retains for the slot.
     """
 
     pipeline: str
@@ -62,7 +64,7 @@ class PipelineStatus:
 
     @property
     def capture_state(self) -> str | None:
-        """The status file of the capture; None if its process does not run."""
+        """State in the capture's status file; `stopped` if its process does not run, None without a file."""
         if self.capture is None:
             return None
         return self.capture.state if self.is_capturing else "stopped"
@@ -75,7 +77,7 @@ class PipelineStatus:
 
     @property
     def lag_seconds(self) -> float | None:
-        """Age of the last applied transaction; 0 when no change is waiting."""
+        """Age of the last applied transaction; 0 if no change waits in the spool, None if it is unknown."""
         if self.epoch is None or self.lag_bytes is None:
             return None
         if self.lag_bytes == 0 or self.spool_end is None or self.spool_end <= self.epoch.position:
@@ -113,13 +115,15 @@ class PipelineStatus:
         if capture is None:
             return tuple(warnings)
         waits_for = capture.waits_for if self.is_capturing else ()
-        waiting = [f"the slot is created once this has ended: {each.describe()}" for each in waits_for]
+        waiting = [
+            f"the slot is created once this transaction has ended: {each.describe()}" for each in waits_for
+        ]
         return (*warnings, *waiting, *(capture.lag.held_up if capture.lag is not None else ()))
 
     @property
     def _slot_warning(self) -> str | None:
-        """The slot's current WAL retention. If the server does not answer, the last value that the capture
-        saw.
+        """A warning about the WAL that the slot retains, or None. If the server does not answer, the warning
+        is based on the last value in the capture's status file.
         """
         if self.slot is not None:
             return describe_strain(self.slot.wal_status, self.slot.safe_wal_bytes, f"slot {self.slot.name}")
@@ -194,7 +198,7 @@ class PipelineStatus:
 
 
 def inspect_status(config: PipelineConfig) -> PipelineStatus:
-    """Inspect targets, spool and server once. An unreachable server is part of the result, not an error."""
+    """Read epoch log, spool and server once. An unreachable server is part of the result, not an error."""
     reader = SpoolReader(config.spool)
     slot: Slot | None = None
     server: Position | None = None
@@ -228,7 +232,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
 def _inactive_warning(consumer: Consumer) -> str:
     hours = consumer.age_seconds / 3600
     return (
-        f"consumer {consumer.name} has released nothing after {consumer.released} for {hours:.0f} h, and "
-        "everything after it is kept: "
+        f"consumer {consumer.name} has released nothing for {hours:.0f} h, so the spool keeps all changes "
+        f"after {consumer.released}: "
         f"start it, or remove it with `penstock capture CONFIG --forget {consumer.name}`"
     )

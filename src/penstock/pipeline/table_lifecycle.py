@@ -1,9 +1,9 @@
 """Life cycle of the running pipeline's tables: their states, their targets, and the positions from which the
 spool keeps their changes.
 
-States change by the transitions of `table_states` only. Snapshot threads and the main thread call its methods
-at any time. A change that must not happen during an epoch is queued; the next epoch runs the queue before it
-starts.
+States change only by the transitions of `table_states`. Snapshot threads and the main thread may call the
+methods of `TableLifecycle` at any time. A change that must not happen during an epoch is queued, and the next
+epoch runs the queue first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SETTLED = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED, TableSta
 
 
 class TableLifecycle:
-    """One for each run.
+    """The tables of one attempt of a run.
 
     `statuses` is replaced, never changed in place, so every thread reads a consistent view.
     """
@@ -47,8 +47,8 @@ class TableLifecycle:
         order_resync: Callable[[TableName, str], None],
         recorded: Position,
     ) -> None:
-        """`order_resync` orders the resync of a table whose changes cannot be applied to its target, with the
-        reason; `recorded` is the last recorded epoch.
+        """`order_resync` gets a table whose changes cannot be applied to its target, and the reason, and
+        orders its resync. `recorded` is the position of the last recorded epoch.
         """
         self._sink = sink
         self._spool = spool
@@ -76,8 +76,8 @@ class TableLifecycle:
     ) -> bool:
         """Apply the event. Returns False, without a change, if it is not allowed in the table's state.
 
-        `update` gives the new status from the old one, whose state is already the new one. By default only
-        the reason is dropped.
+        `update` computes the new status from the old one, in which the new state is already set. Without
+        `update`, only reason and remedy are removed.
         """
         with self._writing:
             known = self.statuses.get(name)
@@ -96,7 +96,7 @@ class TableLifecycle:
             return True
 
     def mark_applied(self, end: Position) -> None:
-        """Set `applied` to `end` for every table that epochs apply changes to."""
+        """Set every table that epochs apply changes to as streaming, and applied up to `end` at least."""
         with self._writing:
             live = {name: self.statuses[name] for name in self.live()}
             reached = {name: max(end, status.applied or end) for name, status in live.items()}
@@ -128,7 +128,9 @@ class TableLifecycle:
 
     @property
     def is_settled(self) -> bool:
-        """Whether an epoch of this run has processed every table that epochs apply changes to."""
+        """Whether every table is streaming, paused, failed or gone: none waits for a copy, a retry or an
+        epoch.
+        """
         return all(status.state in _SETTLED for status in self.statuses.values())
 
     @property
@@ -147,8 +149,8 @@ class TableLifecycle:
         statuses: Mapping[TableName, TableStatus],
         fences: Mapping[TableName, Position] = MappingProxyType({}),
     ) -> None:
-        """Add the tables in the states that start-up determined; `fences` are those of snapshots that an
-        earlier run began.
+        """Add the tables in the states that start-up determined. `fences` are the first fences of snapshots
+        that an earlier run began.
         """
         self._kept.update(fences)
         self.targets = dict(targets)
@@ -159,10 +161,10 @@ class TableLifecycle:
         self._keep_needed()
 
     def add_pending(self, name: TableName) -> None:
-        """Keep the table's changes from now on, before its snapshot starts, so that the spool has all changes
-        after its fence.
+        """Add a table that waits for its snapshot. The spool keeps its changes from the recorded position on,
+        so that it has all changes after the fence.
 
-        For a snapshot that an earlier run began, the changes are kept from its first fence on.
+        For a snapshot that an earlier run began, the spool keeps the changes from its first fence on.
         """
         self._kept.setdefault(name, self.recorded)
         self.transition(name, TableEvent.FOUND, lambda status: TableStatus(status.state))
@@ -174,7 +176,7 @@ class TableLifecycle:
         """
         if self.transition(name, TableEvent.SNAPSHOT_STARTED, lambda status: TableStatus(status.state)):
             self._kept[name] = fence
-            self.request_epoch()  # an earlier position may have been kept until now
+            self.request_epoch()  # it releases the changes that were kept before the fence
 
     def add_copied(self, target: Target) -> None:
         """Hand over a table whose snapshot is complete. The next epoch applies its changes."""
@@ -188,13 +190,13 @@ class TableLifecycle:
             self.targets[name] = target
             self._kept.pop(name, None)
         else:
-            # Removed while it was copied, and perhaps added again since.
+            # The table was removed while it was copied, and perhaps added again.
             self._sink.release_ownership(name)
 
     def add_filled(self, target: Target, *, paused: bool) -> None:
-        """Add a table whose target is filled already.
+        """Add a table that already has a complete target.
 
-        Its changes are kept until the next epoch applies them.
+        The spool keeps its changes until the next epoch applies them.
         """
         assert target.applied is not None
         self.transition(target.table, TableEvent.FOUND, lambda status: TableStatus(status.state))
@@ -218,8 +220,8 @@ class TableLifecycle:
         self._resync_reasons[name] = "it was not written by this pipeline"
 
     def remove(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
-        """Remove the table before the next epoch. After that no epoch writes to its target, and `then` is
-        called.
+        """Remove the table at the start of the next epoch, and call `then`. Neither that epoch nor a later
+        one writes to its target.
         """
 
         def part() -> None:
@@ -255,8 +257,8 @@ class TableLifecycle:
         self._requests.append(lambda: self.require_resync(name, reason))
 
     def require_resync(self, name: TableName, reason: str) -> None:
-        """Order a resync of a table that epochs cannot apply changes to; after too many within an hour the
-        table fails.
+        """Order a resync of a table whose changes cannot be applied to its target. After too many resyncs
+        within an hour (`ResyncLimit`), the table fails instead.
         """
         status = self.statuses.get(name)
         if status is None or not status.is_followed:
@@ -284,7 +286,7 @@ class TableLifecycle:
             self.transition(name, TableEvent.RESYNCED, _at(target.applied))
 
     def resync_failed(self, name: TableName, reason: str) -> None:
-        """The resync ended without a copy. A table that cannot continue without one fails."""
+        """Called when a resync ended without a copy. Fails the table if it cannot continue without one."""
         self._resyncs.stop_pausing(name)
         if name in self._resync_reasons:
             why = (
@@ -293,7 +295,7 @@ class TableLifecycle:
             )
             self.fail(
                 name,
-                SchemaChangedError(why, hint=f"penstock tables resync {name}, once the cause is removed"),
+                SchemaChangedError(why, hint=f"remove the cause, then penstock tables resync CONFIG {name}"),
             )
 
     def request_dropped(self, name: TableName, reason: str) -> None:
@@ -303,7 +305,7 @@ class TableLifecycle:
     def mark_dropped(self, name: TableName, reason: str) -> None:
         """Mark a table that the source dropped. Its target holds all its changes."""
         self._resyncs.stop_pausing(name)
-        remedy = f"penstock tables remove, to forget {name}; its target stays as it is"
+        remedy = f"penstock tables remove CONFIG {name} removes it from the pipeline and keeps its target"
         if self.transition(
             name, TableEvent.DROPPED, lambda status: replace(status, reason=reason, remedy=remedy)
         ):
@@ -312,7 +314,7 @@ class TableLifecycle:
             self._observer.announced(f"{name} is gone: {reason}")
 
     def fail(self, name: TableName, error: PenstockError) -> None:
-        """Give the table up; the other tables continue."""
+        """Fail the table and report it; the other tables continue."""
         before = self.statuses.get(name)
         if before is None:
             return
@@ -336,7 +338,7 @@ class TableLifecycle:
     # --------------------------------------------------------------------------------------------------------
 
     def request_epoch(self) -> None:
-        """Have an epoch run although the source is idle."""
+        """Request an epoch, even if the source is idle."""
         self._requests.append(lambda: None)
 
     @property
@@ -344,7 +346,7 @@ class TableLifecycle:
         return bool(self._requests)
 
     def run_requests(self) -> None:
-        """Run what was queued since the last epoch. Called at the start of an epoch, by its thread."""
+        """Run the queued requests. Called at the start of an epoch, by its thread."""
         while self._requests:
             self._requests.popleft()()
 
@@ -352,8 +354,8 @@ class TableLifecycle:
     # --------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Release the spool up to the first position that a table needs. Holds the lock, so that no table
-        claims an earlier position in between.
+        """Release the spool up to the first position that a table needs. The lock prevents that another
+        thread adds a table with an earlier position at the same time.
         """
         with self._releasing:
             release(self._spool, self._consumer, self._needed())
@@ -366,8 +368,8 @@ class TableLifecycle:
             set_released(self._spool, self._consumer, self._needed())
 
     def _needed(self) -> Position:
-        """The position up to which no table needs changes. The next epoch starts at the recorded position;
-        resyncs keep their own positions.
+        """The position up to which no table needs changes: the first of the recorded position, the applied
+        positions, and the positions kept for snapshots and resyncs.
         """
         held = [
             status.applied

@@ -26,8 +26,8 @@ _FIELDS = ("added", "removed", "paused", "resync", "replay")
 
 @dataclass(frozen=True, slots=True)
 class TableOverrides:
-    """`added` and `removed` extend and override the configuration. A table is removed from `resync` and
-    `replay` when the request is done.
+    """The requested state of tables. `added` and `removed` extend and override the configuration. A table is
+    removed from `resync` and `replay` when its request is done.
     """
 
     added: frozenset[TableName] = frozenset()
@@ -61,7 +61,7 @@ class TableOverrides:
         return replace(self, resync=self.resync | frozenset(names))
 
     def clear_resync(self, name: TableName) -> TableOverrides:
-        """Remove the resync requests that are done."""
+        """Remove the resync request of the table, which is done."""
         return replace(self, resync=self.resync - {name})
 
     def replay_dead_letters(self, names: Iterable[TableName]) -> TableOverrides:
@@ -87,7 +87,8 @@ def load_overrides(state: Path) -> TableOverrides:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpoolCorruptError(
-            f"{state / FILE} has invalid content", hint="remove the file, and run the commands again"
+            f"{state / FILE} has invalid content",
+            hint="remove the file, and run the `penstock tables` commands again",
         ) from error
 
 

@@ -2,9 +2,9 @@
 
 Also adopts or replaces target tables that the pipeline did not create.
 
-Runs when the configuration file or an override changes, and every few seconds for new tables that match a
-pattern. New tables are added, deselected ones removed, others paused, resumed or resynced; streaming
-continues.
+The main thread reconciles when the configuration file or an override changes, and every ten seconds to find
+new tables that match a pattern. New tables are added, deselected ones removed, others paused, resumed or
+resynced; the other tables continue to stream.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _log = logging.getLogger(__name__)
 
 
 def take_over(tables: Tables, sink: Sink, state: Path) -> None:
-    """Apply the policy for target tables of other programs. An error fails only the table concerned."""
+    """Adopt or replace the target tables that the pipeline did not create, by the policy `existing`. An error
+    fails only the table concerned.
+    """
     for name, policy in tables.foreign.items():
         if tables.statuses[name].state is TableState.FAILED:
             continue
@@ -75,7 +77,9 @@ def take_over(tables: Tables, sink: Sink, state: Path) -> None:
 
 
 def _adopt(schema: TableSchema, sink: Sink, state: Path) -> None:
-    """Adopt a target. The resync is ordered first: without it the target would be emptied before the copy."""
+    """Adopt a target. Its resync is requested first: if the run ended right after the adoption, a next run
+    without this request would empty the target and copy the table as a new one.
+    """
     change_overrides(state, lambda orders: orders.request_resync([schema.name]))
     needs_shadow = False
     try:
@@ -86,7 +90,7 @@ def _adopt(schema: TableSchema, sink: Sink, state: Path) -> None:
 
 
 def mark_adopted(tables: Tables, sink: Sink, orders: TableOverrides) -> None:
-    """Mark adopted tables, which keep their former rows until the resync replaces them."""
+    """Set adopted tables to `snapshotting`. Their targets keep the old rows until the resync ends."""
     for name in orders.resync & tables.statuses.keys():
         if tables.statuses[name].state is TableState.PENDING and sink.load_target(name) is not None:
             tables.statuses[name] = TableStatus(TableState.SNAPSHOTTING)
@@ -94,7 +98,7 @@ def mark_adopted(tables: Tables, sink: Sink, orders: TableOverrides) -> None:
 
 _CHECK_SECONDS = 1.0
 _QUERY_SECONDS = 10.0
-_SUBJECT = "look at the source's tables"
+_SUBJECT = "table reconciliation"
 
 
 @dataclass(slots=True)
@@ -106,8 +110,8 @@ class TableReconciler:
     applier: EpochApplier
     snapshots: BackgroundSnapshots
     start_resync: Callable[[CatalogTable, Mapping[TableName, Membership]], None]
-    """Function that starts a resync of a table unless one is in progress. It gets the table's current
-    publication memberships.
+    """Function that starts a resync of a table unless one is in progress. Its arguments are the table, and
+    the membership of each of its source tables.
     """
     abandon: Callable[[TableName], None]
     """Function that ends a resync in progress."""
@@ -119,13 +123,13 @@ class TableReconciler:
     _orders: TableOverrides | None = None
     _removing: set[TableName] = field(default_factory=set)
     _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
-    """The source tables of each table."""
+    """The source tables of each pipeline table: the table itself, or the members of a routed table."""
     _resynced_members: set[int] = field(default_factory=set)
     _checked_at: float = 0.0
     _queried_at: float = 0.0
     _announced: str | None = None
     _unread: dict[TableName, int] = field(default_factory=dict)
-    """How often the target of a table to resync could not be read."""
+    """Tables whose resync waits because the target cannot be read: consecutive failures."""
     _parts: PartitionWatch = field(init=False)
     _types: TypeWatch = field(init=False)
 
@@ -151,7 +155,9 @@ class TableReconciler:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every difference that the last catalog query found has been handled."""
+        """Whether every changed partition and altered type that the last catalog query found has been
+        handled.
+        """
         return not (self._parts.open or self._types.open)
 
     def reconcile(self) -> None:
@@ -180,8 +186,8 @@ class TableReconciler:
             self._announce(str(shown))
 
     def _read(self) -> bool:
-        """Read the configuration file and the overrides; returns whether anything changed. An unreadable file
-        changes nothing.
+        """Read the overrides and the configuration file. Returns whether overrides or tables changed. Raises
+        an error, without a change of the configuration, if the file is not valid.
         """
         orders = load_overrides(self.config.state)
         changed = orders != self._orders
@@ -193,7 +199,8 @@ class TableReconciler:
                 self.config = self.config.model_copy(update={"tables": config.tables})
             elif config != self.config:
                 self._announce(
-                    "the configuration has changed in more than its tables: restart the pipeline to use it"
+                    "settings other than tables: changed in the configuration; "
+                    "restart the pipeline to apply them"
                 )
         return changed
 
@@ -206,8 +213,8 @@ class TableReconciler:
         config = self.config.with_tables(orders.added, orders.removed)
         side = source_adapter(self.config)
         with connect(self.config.source.address()) as connection:
-            # Before the tables are read, so that a table dropped in between does not count as removed from
-            # the publication.
+            # Memberships are read before the tables: otherwise a table that is dropped between the two
+            # queries would count as removed from the publication.
             sources = [source for sources in self._sources.values() for source in sources]
             interrupted = side.interrupted_tables(connection, sources)
             unidentified = side.unidentified_tables(connection, sources)
@@ -255,8 +262,8 @@ class TableReconciler:
         """Fail tables with missing changes (`interrupted`) or with changes that do not identify their rows
         (`unidentified`).
 
-        Two kinds of tables are skipped: tables that are being resynced, and tables that another table of the
-        same name replaced, which the epochs handle.
+        Skips tables whose resync is requested. Also skips tables whose name now belongs to another source
+        table, which epochs handle.
         """
         oids = self.tables.oids
         for name, table in selection.tables.items():
@@ -284,8 +291,11 @@ class TableReconciler:
     def _find_resyncs(
         self, connection: Connection, selection: Selection, orders: TableOverrides
     ) -> dict[TableName, str]:
-        """Tables to resync because of changes that the WAL does not show: partitions attached or detached
-        with rows, and altered types.
+        """Tables to resync, with the reason, because of changes that the WAL does not show: attached,
+        detached, rewritten or separately truncated partitions with rows, and altered types.
+
+        A table without automatic resync fails if later changes would miss their rows. Otherwise it keeps its
+        rows, and the reason is announced.
         """
         known = {name: status for name, status in self.tables.statuses.items() if name not in orders.resync}
         applied = {name: status.applied for name, status in known.items() if status.is_followed}
@@ -304,18 +314,18 @@ class TableReconciler:
         for name in [name for name in moved if not self._auto_resyncs(name)]:
             reason = moved.pop(name)
             if name in altered and self._loses_rows(name, altered[name]):
-                hint = f"penstock tables resync {name} copies the table with its current values"
+                hint = f"penstock tables resync CONFIG {name} copies the table with its current values"
                 self.tables.request_failure(
                     name,
                     SchemaChangedError(f"changes of {name} no longer find their rows: {reason}", hint=hint),
                 )
             else:
-                self.observer.announced(f"{name} keeps its rows: {reason}")
+                self.observer.announced(f"{name} is not resynced automatically and keeps its rows: {reason}")
         return moved
 
     def _resync_matching_members(self, selection: Selection) -> None:
         """Resync routed tables that failed because their members differed, once the members have the same
-        columns. Tried once per set of members.
+        columns. Ordered once per set of members.
         """
         for name, status in self.tables.statuses.items():
             table = selection.tables.get(name)
@@ -335,10 +345,10 @@ class TableReconciler:
         }
 
     def remove_deselected(self, known: Iterable[TableName], tables: Mapping[TableName, CatalogTable]) -> None:
-        """Remove tables of the last epoch that are no longer selected: deselected while no pipeline ran, or
-        during an interrupted removal.
+        """Remove tables of the last epoch (`known`) that are no longer selected, because they were deselected
+        while the pipeline did not run, or because their removal was interrupted.
 
-        `tables` are those that exist.
+        `tables` are the selected tables.
         """
         self._remember_sources(tables)
         for name in known:
@@ -346,8 +356,8 @@ class TableReconciler:
                 self._part(name)
 
     def _remove(self, names: Iterable[TableName]) -> None:
-        """Remove tables, first from the epochs: nothing may write to a target or its shadow while it is
-        removed.
+        """Remove tables from the pipeline. Epochs stop writing to a table first, because nothing may write to
+        its target or its shadow while the table is removed.
         """
         for name in set(names) - self._removing:
             self._removing.add(name)
@@ -438,8 +448,8 @@ class TableReconciler:
                 self._resync_target(selection.tables[name])
 
     def _resync_target(self, table: CatalogTable) -> None:
-        """Resync a table; without a target it is copied as a new table. A target that cannot be read does not
-        delay other tables.
+        """Resync a table. If it has no target, it is copied as a new table. A target that cannot be read does
+        not delay other tables.
         """
         name = table.name
         try:
@@ -465,8 +475,8 @@ class TableReconciler:
             self._start_resync(table)
 
     def _start_resync(self, table: CatalogTable) -> None:
-        """Resync a table. It is published first if it is not published, so that no change after the copy is
-        missed.
+        """Resync a table. The capture of its source tables is provisioned first, so that no change after the
+        copy is missed.
         """
         self.start_resync(
             table, source_adapter(self.config).provision_resync([source.name for source in table.sources])

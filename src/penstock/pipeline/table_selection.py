@@ -66,7 +66,7 @@ class Selection:
     schemas: dict[TableName, TableSchema]
     refused: dict[TableName, PenstockError]
     seen_at: Position | None = None
-    """A position at or after everything committed before the catalog was read."""
+    """A position at or after everything that was committed before the catalog was read."""
 
     @property
     def sources(self) -> list[CatalogTable]:
@@ -79,7 +79,7 @@ class Selection:
         ]
 
     def knows(self, name: TableName) -> bool:
-        """Whether the source has the table or, for a routed table, the members, even with other schemas."""
+        """Whether the source has the table or, if it is routed, its members, even if their schemas differ."""
         return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
 
     @property
@@ -99,13 +99,13 @@ def select_tables(
     asks_spark: bool = True,
     seen: Callable[[Connection], Position | None] = shown_position,
 ) -> Selection:
-    """Read the catalog and select tables. A table that is named and does not exist is refused; a pattern may
-    match no table.
+    """Read the catalog and select tables. A table that the configuration names and that does not exist is
+    refused. A pattern may match no table.
 
-    Callers that need the position of the catalog state pass `SourceAdapter.seen` as `seen`.
+    `seen` returns the position `Selection.seen_at`; callers that use it pass `SourceAdapter.seen`.
 
-    Operator overrides count as part of the configuration. Spark is started only if it is needed to check a
-    query of a transform; without `asks_spark` the query is assumed to fit.
+    Operator overrides count as part of the configuration. Spark is started only if a query of a transform can
+    be checked only by Spark. Without `asks_spark` such a query is assumed to fit.
     """
     config = with_overrides(config)
     source = source_adapter(config)
@@ -168,7 +168,7 @@ def check_names(schema: TableSchema, mode: Mode) -> None:
 
 
 def check_selected(selection: Selection, source: str) -> None:
-    """Raise an error if no table can be mirrored. If tables were refused, it is the error of one of them."""
+    """Raise an error if no table can be mirrored: the error of a refused table, or `NoTablesError`."""
     if not selection.tables:
         hint = (
             "check tables: in the configuration (names are case-sensitive); `penstock run` without "
@@ -183,11 +183,10 @@ def check_selected(selection: Selection, source: str) -> None:
 def await_tables(
     config_of: Callable[[], PipelineConfig], tell: Callable[[str], None], pause: Callable[[float], bool]
 ) -> PipelineConfig | None:
-    """Wait until a pattern matches a table. Returns the configuration with the current tables; None if
-    `pause` returns True.
+    """Wait until the configuration names a table, or a pattern matches one. Returns the configuration with
+    the current tables; None if `pause` returns True.
 
-    The source is queried every ten seconds, and `tell` is called once. Raises an error for a table that is
-    named and does not exist.
+    The source is queried every ten seconds. `tell` is called once, if there is something to wait for.
     """
     is_reported = False
     while True:
@@ -207,7 +206,7 @@ def await_tables(
 
 
 def is_any_selected(connection: Connection, config: PipelineConfig) -> bool:
-    """Whether a table is named, or an existing table matches a pattern."""
+    """Whether the configuration names a table, or a pattern matches an existing one."""
     config = with_overrides(config)
     return bool(config.named_tables) or any(
         _is_selected(config, source_adapter(config), table) for table in inspect_tables(connection)
@@ -230,8 +229,9 @@ def inspect_pipeline(
     """Determine the state of each table from source, target and the last epoch record. An error of one table
     fails only that table.
 
-    A target that cannot be read is tried again a few times, then its table fails. If no target can be read,
-    `on_none_readable` is called first with the errors; it raises an error if the cause may be shared.
+    Reading a target is retried a few times, then its table fails. If no target can be read,
+    `on_none_readable` is called with the errors before the tables fail; it raises an error if the cause may
+    be shared.
     """
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
     refused = {**find_indistinct(selection.tables, sink.are_distinct, sink.describe), **selection.refused}
@@ -278,7 +278,7 @@ class _LoadedTarget:
     target: Target | None = None
     refusal: PenstockError | None = None
     unreadable: PenstockError | None = None
-    """Whether every attempt to read it failed."""
+    """The last error, if every attempt to read the target failed."""
 
     @classmethod
     def of(cls, sink: Targets, name: TableName) -> _LoadedTarget:
@@ -308,7 +308,7 @@ def _find_unreadable(
     describe: Callable[[TableName], str],
     on_none_readable: Callable[[Mapping[TableName, PenstockError]], None],
 ) -> dict[TableName, PenstockError]:
-    """Tables whose target cannot be read, with the error each fails with."""
+    """Tables whose target cannot be read, with the error with which each of them fails."""
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
     if found and len(found) == len(loaded):
         on_none_readable(found)
@@ -319,8 +319,8 @@ def _find_unreadable(
 
 
 def unreadable_hint(place: str) -> str:
-    """Hint for a target that cannot be read. Only an operator may remove it: it may belong to another
-    program, or be restored.
+    """The hint for a target that cannot be read. Only an operator may remove such a target, because it may
+    belong to another program, or may be restored.
     """
     return f"restore {place}, or remove it, so that the table is copied as a new one"
 
@@ -339,7 +339,7 @@ def _place_foreign(
 
 
 def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
-    """Whether a dropped table exists again. Its target then lacks the changes in between."""
+    """Whether a table that was `gone` exists again. Its target lacks changes that were made in that time."""
     recorded = last.tables.get(name)
     if recorded is None or recorded.state is not TableState.GONE:
         return False
@@ -347,7 +347,7 @@ def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
         raise SchemaChangedError(
             f"table {name} did not exist for a time: {recorded.reason}; a resync would lose the rows that "
             "only its target has",
-            hint=f"penstock tables resync {name} copies it with its current schema",
+            hint=f"penstock tables resync CONFIG {name} copies it with its current schema",
         )
     return True
 
@@ -386,8 +386,8 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
     if not is_made_by(target, rule.transform):
         raise SchemaChangedError(
             f"columns:, where: or sql: of table {schema.name} changed since {place} was filled",
-            hint=f"restore them, or run penstock tables resync {schema.name}, or remove {place} and run "
-            "again to copy the table again",
+            hint=f"restore them, or run penstock tables resync CONFIG {schema.name}, or remove {place} and "
+            "run again to copy the table again",
         )
     schema = schema if rule.transform is None else rule.transform.schema(schema)
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])

@@ -1,8 +1,9 @@
 """States of a table, the events that change them, and the table of transitions.
 
-`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event without a
+`TRANSITIONS` is the only definition of the transitions, and `TableLifecycle` applies them. An event without a
 transition from the current state has no effect: events arrive from several threads, and a table may have
-failed or been removed first. The same table is in docs/explanation/table-states.md, and a test compares both.
+failed or been removed before its event arrives. A test compares `TRANSITIONS` with the table in
+docs/explanation/table-states.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.position import Position
 
 class TableState(StrEnum):
     PENDING = "pending"
-    """The target does not have the table yet. Its changes are kept until its snapshot."""
+    """The table has no snapshot in the target yet. The spool keeps its changes until the snapshot."""
     SNAPSHOTTING = "snapshotting"
     """A snapshot or a resync is due or running. The target is incomplete, or holds the rows from before the
     resync.
@@ -29,7 +30,7 @@ class TableState(StrEnum):
     RETRYING = "retrying"
     """Applying changes failed.
 
-    They are kept, the other tables continue, and a later epoch tries again after a growing pause.
+    The spool keeps the changes, the other tables continue, and a later epoch retries after a backoff.
     """
     PAUSED = "paused"
     """Paused by an operator. The target stays as it is, and the spool keeps the changes after it."""
@@ -150,8 +151,8 @@ def next_state(state: TableState | None, event: TableEvent) -> TableState | None
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A state, the applied position, and for a table that failed or is being retried the reason and the
-    remedy.
+    """The state and the applied position of a table. `reason` and `remedy` describe a failure, a retry or a
+    warning.
     """
 
     state: TableState
@@ -163,9 +164,9 @@ class TableStatus:
     remedy: str | None = None
 
     def streaming(self, applied: Position) -> TableStatus:
-        """Streaming at `applied`.
+        """The status with state `streaming` at `applied`.
 
-        A streaming table keeps its warning; the reason for any other state is dropped.
+        A table that is already streaming keeps its warning; the reason of any other state is removed.
         """
         if self.state is TableState.STREAMING:
             return replace(self, applied=applied)

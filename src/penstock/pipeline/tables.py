@@ -32,7 +32,7 @@ class Tables:
     resyncs: dict[TableName, str] = field(default_factory=dict)
     """Tables that must be resynced, with the reason."""
     returned: set[TableName] = field(default_factory=set)
-    """Tables in state `gone` that exist again in the source, so their targets have to be resynced."""
+    """Tables in state `gone` that exist again in the source, so they are copied again."""
     unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
     """Tables whose target could not be read, with the error."""
     unpublished: set[TableName] = field(default_factory=set)
@@ -96,8 +96,8 @@ class Tables:
 
 
 def fail_blocked(tables: Tables, report: CoverageReport) -> None:
-    """Fail tables whose changes would not arrive, or not completely. If all tables fail, raise an error with
-    all reasons.
+    """Fail the tables that `report` blocks: their changes would be missing or incomplete. If it blocks all
+    tables, raise an error with all reasons.
     """
     reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
     if reasons.keys() >= set(tables.capturable):
@@ -117,22 +117,24 @@ def pause_ordered(tables: Tables, orders: TableOverrides) -> None:
 def fail_unpublished(
     tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]
 ) -> None:
-    """Fail tables that were filled before and were not published since: the changes in between are lost."""
+    """Fail tables that already have a target and were not captured for a time: changes from that time are
+    lost. `added` are the source tables whose capture starts only now.
+    """
     owners = tables.owners
     for source in added:
         name = owners.get(source, source)
         tables.unpublished.add(name)
         if name in tables.filled:
             error = TargetRewoundError(
-                f"table {source} was removed from the publication, so changes of it are missing",
+                f"table {source} was not captured for a time, so some of its changes are missing",
                 hint=f"remove {describe(name)} and run again to copy the table again",
             )
             tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
 
 
 def status_of(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
-    """The state in which a target continues. If the last epoch record shows that the table had no further
-    change, `applied` is the record's position instead of the target's.
+    """The status with which a table starts, from its target and the last epoch record. If the record shows
+    that the table had no change after the target's position, `applied` is the position of the record.
     """
     recorded = last.tables.get(name) if last is not None else None
     if target is None or target.applied is None:
@@ -160,8 +162,10 @@ def fail_over_holes(
     *,
     is_alone: bool = True,
 ) -> None:
-    """Fail tables whose next change is lost. If no table can continue, the slot lost the changes: raise an
-    error.
+    """Fail tables for which changes after the applied position are neither in the spool nor in the source.
+
+    `ground` is the range of positions in the spool; the source has all changes after `confirmed`. If no table
+    can continue, raise the error instead, unless other tables are streaming (`is_alone` is False).
     """
     holes: dict[TableName, PositionGapError] = {}
     for name, applied in tables.filled.items():

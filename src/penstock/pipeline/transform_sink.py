@@ -1,9 +1,9 @@
 """`TransformingSink`: a sink that transforms rows before the inner sink writes them.
 
-Callers pass source tables; the inner sink gets transformed tables. Tasks transform the chunks of a snapshot
-while they write them. Changes, and rows that changed during a snapshot, are first rewritten to transformed
-files (`transforms/staging.py`). Expressions that only Spark can evaluate are evaluated in between
-(`transforms/spark_exchange.py`). Tables without a transform pass unchanged. Every pipeline uses this sink,
+Callers pass the schemas and rows of source tables; the inner sink gets transformed schemas and rows. Snapshot
+tasks transform a chunk while they write it. Changes, and rows that changed during a snapshot, are first
+rewritten to transformed files (`transforms/staging.py`). `transforms/spark_exchange.py` evaluates expressions
+that only Spark can evaluate. Tables without a transform pass unchanged. Every pipeline uses this sink,
 because a rule may be added while the pipeline runs.
 """
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SparkQueries(Queries):
-    """Used by several threads of the driver at once."""
+    """Evaluates the Spark expressions of transforms. Several threads of the driver may use it at once."""
 
     spark: SparkSession
 
@@ -143,7 +143,7 @@ class TransformingSink(Sink, AskingSink):
     def can_resume_snapshot(
         self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
     ) -> bool:
-        """Whether the written chunks can be used: they must have been written with the same transform."""
+        """Whether earlier chunks can be used: they must have been written with the current transform."""
         transform, target = self._transform_of(schema.name), self._sink.load_target(schema.name)
         if target is None or not is_made_by(target, transform):
             return False
@@ -219,8 +219,8 @@ class TransformingSink(Sink, AskingSink):
             if not transform.fit(changes.slices[-1].file.schema).is_filter:
                 raise
             raise RowRefusedError(
-                f"an update moved a row of {target.table} into the filter, and it lacks unchanged TOAST "
-                "values",
+                f"an update moved a row of {target.table} into the filter, and the change lacks unchanged "
+                "TOAST values of the row",
                 hint=f"ALTER TABLE {target.table} REPLICA IDENTITY FULL; "
                 f"then penstock tables resync CONFIG {target.table}",
             ) from error
@@ -277,7 +277,9 @@ class TransformingSink(Sink, AskingSink):
         return replace(changes, slices=tuple(slices), counts=counts, views=views)
 
     def _asked(self, plan: Sequence[StageTask], directory: Path) -> Sequence[StageTask]:
-        """The plan with the results of Spark expressions, which are written to `directory`."""
+        """Evaluate the plan's Spark expressions into `directory`. Returns the plan with the path of the
+        results.
+        """
         fitted = plan[0].fitted
         if fitted.query is None:
             return plan
@@ -397,7 +399,9 @@ class TransformingSink(Sink, AskingSink):
 
 
 def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: TransformOf) -> TransformingSink:
-    """`transform_of` is called for every use, because the configuration may change."""
+    """Create the `TransformingSink` of a pipeline. It calls `transform_of` for each operation, because the
+    configuration may change.
+    """
     return TransformingSink(
         sink, transform_of, SparkExecutors(spark), state / "transformed", SparkQueries(spark)
     )
@@ -413,7 +417,7 @@ def _restage_diverting(task: KeysTask) -> SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class _TransformingWriter(RejectingWriter):
-    """A `ChunkWriter`."""
+    """`ChunkWriter` that transforms the batches before `writer` writes them."""
 
     transform: BatchTransform
     writer: ChunkWriter

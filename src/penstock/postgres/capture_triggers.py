@@ -40,9 +40,9 @@ class ChangeTableFacts:
     """The schema of a trigger capture, and what this role may do with it."""
 
     is_ours: bool
-    """Whether this role may add objects to it."""
+    """Whether this role may act as the owner of the schema."""
     is_own: bool
-    """Whether this role is its owner."""
+    """Whether this role is the owner of the schema."""
     is_usable: bool
     """Whether this role may read and write the tables."""
     found: FoundSchema
@@ -59,7 +59,7 @@ class ChangeTableFacts:
         return self.found.missing <= {LEASES.name}
 
     def refusal(self, schema: str) -> PrivilegeError | None:
-        """The error if the change table must not be used."""
+        """The error if the change table must not be used; otherwise None."""
         if self.found.strange:
             return own_schema(schema).refusal(self.found)
         if not self.is_whole and (self.found.tables or self.found.functions):
@@ -82,17 +82,19 @@ class TriggeredRelation:
     root: TableName | None
     """The root table, for a partition."""
     has_triggers: bool
-    """Whether triggers record its changes, for all sessions."""
+    """Whether triggers record the table's changes in every session."""
     apart: tuple[str, ...]
-    """Unlogged and foreign partitions, of which changes may be missed."""
+    """Unlogged and foreign partitions, whose changes may be missed."""
     owner: str | None
     is_ours: bool
     is_reachable: bool
-    """Whether the role may use the schema."""
+    """Whether the role has USAGE on the schema."""
 
 
 def trigger_names(schema: str) -> tuple[str, str]:
-    """The names of the row trigger and of the truncate trigger. Triggers fire in the order of their names."""
+    """The names of the row trigger and of the truncate trigger. Triggers fire in name order, so with `!`
+    these fire before triggers of the application.
+    """
     return f"!{schema}", f"!{schema}_truncate"
 
 
@@ -117,7 +119,7 @@ def has_change_table(connection: Connection, schema: str) -> bool:
 
 
 def inspect_begin(connection: Connection, schema: str) -> Position:
-    """The position after which a change table still contains everything; zero if there is none."""
+    """Position after which the change table contains all changes; zero if there is no change table."""
     return (
         ChangeTable(connection, schema).inspect().confirmed
         if has_change_table(connection, schema)
@@ -128,7 +130,7 @@ def inspect_begin(connection: Connection, schema: str) -> Position:
 def inspect_triggered(
     connection: Connection, schema: str, tables: Iterable[TableName]
 ) -> list[TriggeredRelation]:
-    """All `tables` in name order, read with one statement."""
+    """Inspect all `tables` with one statement, in name order."""
     rows: list[Any] = connection.execute(
         query("change_table", "relations"), _wanted(schema, tables)
     ).fetchall()
@@ -138,7 +140,7 @@ def inspect_triggered(
 def inspect_trigger_memberships(
     connection: Connection, schema: str, tables: Iterable[TableName]
 ) -> dict[TableName, Membership]:
-    """The membership of each of `tables` that has its triggers."""
+    """The membership of each of `tables` that has triggers of this change table."""
     rows: list[Any] = connection.execute(
         query("change_table", "memberships"), _wanted(schema, tables)
     ).fetchall()
@@ -171,7 +173,7 @@ def _relation(row: Any) -> TriggeredRelation:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The change table, if it is missing, and the triggers of some tables."""
+    """The plan to create the change table, if it is missing, and the triggers of `tables`."""
 
     schema: str
     role: str
@@ -210,7 +212,7 @@ class Installation:
                 )
 
     def _attach(self, connection: Connection, table: TableName) -> None:
-        # This lock does not block readers. Replacing a trigger needs a stronger one.
+        # This lock does not block readers. Replacing an existing trigger needs a stronger lock.
         _take(connection, table, "SHARE ROW EXCLUSIVE")
         row: Any = connection.execute(
             query("change_table", "has_triggers"), _wanted(self.schema, [table])
@@ -239,15 +241,16 @@ def grant_text(schema: str, role: str) -> str:
 
 
 def attach_grant_text(schema: str, owner: str) -> str:
-    """The statement that lets an owner of tables give them triggers that write to a change table of another
-    role.
+    """The statement that lets the role `owner` create triggers on its tables if the change table belongs to
+    another role.
     """
     return f"{statement('grant_attaching', schema, role=sql.Identifier(owner)).as_string()};"
 
 
 def detach(connection: Connection, schema: str, tables: Collection[TableName]) -> None:
-    """Remove the triggers of tables that are no longer captured, as far as this role may. A remaining trigger
-    does no harm. Recorded changes stay until they are confirmed.
+    """Remove the triggers of tables that are no longer captured. A table keeps its triggers if this role may
+    not remove them, or if the table stays locked; they do no harm. Recorded changes stay until they are
+    confirmed.
     """
     kept = _detach(connection, schema, sorted(tables), _LockRetry(f"removing triggers of {schema}"))
     if kept:
@@ -258,8 +261,8 @@ def detach(connection: Connection, schema: str, tables: Collection[TableName]) -
 
 
 def remove(connection: Connection, schema: str) -> None:
-    """Remove the change table and all triggers, with changes that have not been read. Raises `LockWaitError`
-    if a table stays locked; the call can then be repeated.
+    """Remove the change table and all triggers, including changes that have not been read. Raises
+    `LockWaitError` if a table stays locked; the call can then be repeated.
     """
     with source_errors(f"removing the change table {schema}"):
         retry = _LockRetry(f"removing the change table {schema}")
@@ -283,9 +286,7 @@ def remove(connection: Connection, schema: str) -> None:
 def _detach(
     connection: Connection, schema: str, tables: Iterable[TableName], retry: _LockRetry
 ) -> dict[TableName, str]:
-    """Remove triggers. Returns the tables whose triggers could not be removed, each with the code of the
-    reason.
-    """
+    """Remove triggers. Returns the tables whose triggers could not be removed, each with the error code."""
     kept = {}
     for table in tables:
         try:
@@ -319,8 +320,8 @@ def _take(connection: Connection, table: TableName, mode: LiteralString = "ACCES
 
 
 class _LockRetry:
-    """Retries actions, each in a transaction, while other sessions hold the locks that it needs, up to one
-    deadline for all of them.
+    """Runs each action in a transaction, and retries it while other sessions hold the required locks. One
+    deadline applies to all actions together.
     """
 
     def __init__(self, doing: str) -> None:

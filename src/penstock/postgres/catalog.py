@@ -5,8 +5,8 @@ It is used to choose tables, to plan snapshots, and to check which schema the st
 used to decode the stream, whose Relation messages describe past schemas.
 
 `ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of every stored value without a
-record in the log. A new label changes no stored value, nor does renaming an attribute, since the text of a
-value does not contain the name.
+record in the log. Adding an enum label changes no stored value. Neither does renaming an attribute, since the
+text of a composite value contains no attribute names.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ from penstock.schema import Attributes, Column, TableName, TableSchema
 
 _OIDS = 1 << 32
 
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "c": "a composite type",
+    "i": "an index",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
@@ -48,7 +57,7 @@ class CatalogTable:
 
     @property
     def sources(self) -> tuple[CatalogTable, ...]:
-        """The tables of the source that it consists of."""
+        """The source tables that this table consists of: its members, or the table itself."""
         return self.members or (self,)
 
 
@@ -70,6 +79,13 @@ def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
 
 
+def outside_kind(kind: str | None, persistence: str | None) -> str | None:
+    """The kind of a relation whose changes are never in the WAL; None for a table that can be captured."""
+    if kind not in ("r", "p"):
+        return _KINDS.get(kind or "", "no table")
+    return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
+
+
 @dataclass(frozen=True, slots=True)
 class Misnamed:
     """A table that cannot be captured because one of its names is not UTF-8. Invalid bytes are shown as
@@ -80,7 +96,7 @@ class Misnamed:
     what: str
     """The object with the invalid name."""
     is_table: bool
-    """Whether it could be captured under another name; views and unlogged tables could not."""
+    """Whether it could be captured if it were renamed; views and unlogged tables cannot be captured."""
 
     def error(self) -> UnsupportedTableError:
         return UnsupportedTableError(
@@ -90,9 +106,9 @@ class Misnamed:
 
 
 def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
-    """By OID, tables and views of which the name, or that of a column or a partition, is not UTF-8. They
-    exist only in SQL_ASCII databases. The server refuses to send such a name, so every statement must leave
-    them out.
+    """By OID, tables and views that have a name that is not UTF-8: their own name, or that of a column or
+    partition. They exist only in SQL_ASCII databases. The server cannot send such a name as UTF-8, so every
+    statement must exclude these relations.
     """
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return {}
@@ -121,8 +137,8 @@ def _shown(name: bytes) -> str:
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
-    """The current names of relations, by OID. Dropped relations are missing, as are the numbers of routed
-    tables.
+    """The current names of relations, by OID. Omits dropped relations, and routed tables, whose numbers are
+    not OIDs of the source.
     """
     wanted = [oid for oid in oids if oid < _OIDS]
     rows: list[Any] = (
@@ -133,23 +149,25 @@ def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, Ta
 
 @dataclass(frozen=True, slots=True)
 class CatalogIdentity:
-    """The columns that identify a table's rows, in table order: those of the replica identity's index,
-    otherwise of the primary key.
+    """The columns that identify a table's rows, in table order: the columns of the replica identity's index,
+    otherwise those of the primary key.
     """
 
     columns: tuple[str, ...]
     generated: frozenset[str]
-    """Its generated columns."""
+    """Those of `columns` that are generated."""
     is_full: bool
-    """Whether the replica identity is FULL, with the columns of the primary key."""
+    """Whether the replica identity is FULL. `columns` are then those of the primary key."""
 
     def hidden(self, carried: Collection[str]) -> tuple[str, ...]:
-        """Generated columns that the stream does not contain; `carried` are those that it contains."""
+        """The generated columns of the key that the stream does not contain. `carried` are the columns in the
+        stream.
+        """
         return tuple(name for name in self.columns if name in self.generated and name not in carried)
 
     def key(self, carried: Collection[str]) -> tuple[str, ...]:
-        """The key in the stream: without hidden columns, as a Relation message flags it. Under FULL, where
-        the message flags all columns, a key with a hidden column is ignored.
+        """The columns of the key in the stream, without hidden columns, as a Relation message flags them.
+        Empty under replica identity FULL if a key column is hidden, since the message then flags all columns.
         """
         hidden = self.hidden(carried)
         return () if hidden and self.is_full else tuple(name for name in self.columns if name not in hidden)
@@ -175,8 +193,8 @@ def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:
-    """The catalog's definitions of types that are not built in: of the types `oids` and those that they
-    consist of, or of all types.
+    """The catalog's definitions of types that are not built in: of the types `oids` and the types that they
+    consist of, or of all types if `oids` is None.
     """
     rows: list[Any] = connection.execute(
         query("catalog", "types"), {"oids": None if oids is None else list(oids)}
@@ -193,7 +211,7 @@ def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
 
 
 def require_tables(connection: Connection, names: Sequence[TableName]) -> list[CatalogTable]:
-    """The tables by these names, each once and in the given order. Raises `NoTablesError` if one cannot be
+    """The tables with these names, each once and in the given order. Raises `NoTablesError` if one cannot be
     captured.
     """
     known = {table.name: table for table in inspect_tables(connection)}
@@ -212,8 +230,8 @@ def inspect_schemas(
     policy: TypePolicy | None = None,
     publication: str | None = None,
 ) -> dict[TableName, TableSchema]:
-    """The current schemas of the tables, with the columns that the stream of `publication` contains. A fixed
-    number of statements.
+    """The current schemas of the tables, with the columns that the stream of `publication` contains. Executes
+    a fixed number of statements.
     """
     oids = [table.oid for table in tables]
     statement = publication_query(connection.info.server_version, "catalog", "columns")
@@ -238,8 +256,8 @@ def inspect_schemas(
 
 
 def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """By OID, the number of column numbers that were ever assigned, and a value that identifies the heap.
-    Dropped tables are missing.
+    """By OID, the highest column number that was ever assigned, and a digest of the table's heaps and their
+    filenodes. Dropped tables are omitted.
     """
     rows: list[Any] = connection.execute(query("attributes", "widths"), {"oids": oids}).fetchall()
     return {oid: (width, heap) for oid, width, heap in rows}
@@ -256,7 +274,7 @@ def inspect_schema(
 
 
 class KeyFault(StrEnum):
-    """Why a table has no usable key. MISSING: none was defined."""
+    """Why a table has no usable key. MISSING: no key is defined."""
 
     MISSING = "missing"
     NOTHING = "nothing"
@@ -272,7 +290,7 @@ class KeyFault(StrEnum):
                 "REPLICA IDENTITY DEFAULT;",
             ),
             KeyFault.DEFERRABLE: (
-                "has a deferrable primary key, which does not go into the log",
+                "has a deferrable primary key, which Postgres does not log",
                 "REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;",
             ),
             KeyFault.GENERATED: (
@@ -307,8 +325,8 @@ def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -
 
 
 def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int]:
-    """Those of the tables `oids` whose changes always contain the whole old row: all of their heaps have
-    replica identity FULL.
+    """The subset of `oids` whose changes always contain the whole old row, because all heaps of the table
+    have replica identity FULL.
     """
     rows: list[Any] = (
         connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
@@ -340,14 +358,15 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
     ]
     if maps:
         raise UnsupportedTableError(
-            f"table {schema.name} has the key column {maps[0].name!r}, which becomes a map, and Spark "
+            f"table {schema.name} has the key column {maps[0].name!r}, which is stored as a map, and Spark "
             "cannot compare maps",
             hint="give the table another primary key or replica identity, or exclude it",
         )
     reserved = sorted(METADATA_NAMES & seen.keys())
     if reserved:
         raise UnsupportedTableError(
-            f"table {schema.name} has a column named {reserved[0]!r}, a name that change batches reserve",
+            f"table {schema.name} has a column named {reserved[0]!r}, "
+            "which is reserved for a metadata column",
             hint="rename the column, or exclude the table",
         )
 
@@ -366,23 +385,27 @@ class MissingValue:
     """The default Postgres returns for rows older than the column (`pg_attribute.attmissingval`)."""
 
     text: str | None
-    """None if it is unknown because heaps of the table differ in it."""
+    """None if it is unknown: heaps of the table have different defaults, or the array delimiter of the type
+    is not a comma.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogShape:
+    """A table's schema and default values under one snapshot of the catalog."""
+
     schema: TableSchema
     """The schema, with `attributes`. It has no columns if the table was dropped."""
     missing: Mapping[str, MissingValue]
-    """The default value of each column that has one. The server drops it when it rewrites the rows, which
-    then contain the values.
+    """By column name, the default value for rows older than the column. When the server rewrites the rows,
+    the rows contain the value, and the catalog no longer does.
     """
     next_xid: int
     unfinished: frozenset[int]
 
     def shows(self, xid: int) -> bool:
-        """Whether the shape includes what this transaction did: the log may contain a commit before its
-        effects are visible.
+        """Whether the shape includes the effects of the transaction `xid`. The WAL may contain its commit
+        before its effects are visible.
         """
         # A change contains 32 bits of the transaction id, which wrap around: half of all numbers are in the
         # past.
@@ -396,7 +419,7 @@ def inspect_shape(
     policy: TypePolicy | None = None,
     publication: str | None = None,
 ) -> CatalogShape:
-    """Inspect one table. Waits while another session holds an exclusive lock on a published table."""
+    """Inspect one table, in a transaction with one snapshot."""
     with connection.transaction():
         connection.execute(query("attributes", "repeatable_read"))
         row: Any = connection.execute(query("attributes", "open_transactions")).fetchone()
@@ -414,7 +437,7 @@ _FIRST_OWN_OID = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TypeText:
-    """The definition of an enum or a composite type, as far as the text of its values depends on it."""
+    """The part of the definition of an enum or a composite type that determines the text of its values."""
 
     labels: tuple[tuple[int, str], ...] = ()
     """OID and name digest of each label, ordered by OID. A label keeps its OID when it is renamed."""
@@ -422,8 +445,8 @@ class TypeText:
     """A digest of the numbers and types of the attributes."""
 
     def sign(self, last: int | None = None) -> str:
-        """The greatest OID of a label, and a digest of the definition. With `last`, labels after this OID are
-        ignored.
+        """The signature: the greatest OID of a label, and a digest of the definition. With `last`, labels
+        with a greater OID are ignored.
         """
         if last is None:
             last = max((oid for oid, _ in self.labels), default=0)
@@ -436,7 +459,7 @@ class TypeText:
 
 
 def inspect_type_texts(connection: Connection, oids: Collection[int]) -> dict[int, dict[int, TypeText]]:
-    """For each of the types `oids`, the enums and composite types that it is or contains, by OID."""
+    """For each type in `oids`, the enums and composite types that it is or contains, by their OID."""
     found: dict[int, dict[int, TypeText]] = {}
     wanted = [oid for oid in oids if oid >= _FIRST_OWN_OID]
     rows: list[Any] = (

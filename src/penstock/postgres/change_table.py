@@ -2,10 +2,10 @@
 confirmed ones.
 
 Triggers record changes in the transactions that make them. The reader then orders the committed transactions
-with a separate statement and gives each a permanent position, so a repeated read returns the same. A position
-is the WAL position at that moment plus a number that distinguishes the transactions of one call. So positions
-compare with WAL positions: snapshots, lag and a server that was restored to an earlier time are handled as
-with a replication slot.
+with a separate statement that gives each a permanent position, so a repeated read returns the same changes. A
+position is the WAL position at the time of that statement, plus a number that distinguishes the transactions
+that it ordered. So these positions can be compared with WAL positions: snapshots, lag and a server that was
+restored to an earlier time are handled as with a replication slot.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _TABLES = (
 )
 
 _COLUMNS = 10
-_MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
+_MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it, does not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,13 @@ class TableState:
     """The timeline on which changes were ordered."""
     server_timeline: str
     inherited: Position
-    """The position up to which changes were ordered when that timeline was accepted."""
+    """The position up to which changes were ordered when `timeline` was accepted."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the server is still the one that ordered the changes, and was not promoted since."""
+        """Whether the server is on the timeline on which changes are ordered. False after a promotion until
+        `ChangeTable.accept` is called.
+        """
         return self.timeline == self.server_timeline
 
 
@@ -134,8 +136,8 @@ class OrderedCommit:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The definition of a table or partition when changes were recorded. Fields are in the order of the
-    recorded texts.
+    """The definition of a table or partition when changes were recorded. `fields` are in the order in which
+    recorded rows contain them.
     """
 
     id: int
@@ -144,7 +146,7 @@ class Shape:
     name: TableName
     fields: tuple[Field, ...]
     key: tuple[str, ...]
-    """The fields that identified rows at that time."""
+    """The names of the fields that identified rows at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class Field:
     type_modifier: int
     is_generated: bool
     rank: int
-    """Its place among the columns of the root table."""
+    """The place of the field among the columns of the root table."""
 
 
 class ChangeTable:
@@ -174,8 +176,8 @@ class ChangeTable:
         return lease.take()
 
     def inspect(self) -> TableState:
-        """Raises if the change table does not exist or must not be trusted: if it is from another server, or
-        contains objects of other roles.
+        """Read the state. Raises an error if the change table does not exist, was filled by another server,
+        or contains objects of roles that are not trusted.
         """
         own_schema(self._schema).check(self._connection)
         row: Any = self._execute("state").fetchone()
@@ -197,23 +199,23 @@ class ChangeTable:
         return bool(row[0])
 
     def accept(self) -> None:
-        """Continue on a promoted server. Call it only after `check_reader` has shown that the server has
-        everything that was ever returned.
+        """Accept the timeline of a promoted server, so that changes can be ordered on it. Call it only after
+        `check_reader` has shown that the server has all commits that were ever returned.
         """
         with self._horizon():
             self._execute("accept")
 
     def sequence(self) -> Position:
-        """Order what has committed so far. Everything up to the returned position has been delivered or can
-        be read. Raises `UncheckedTimelineError`, which is retried, on a promoted server until its reader
-        calls `accept`.
+        """Order the transactions that have committed so far. All changes up to the returned position have
+        been delivered or can be read. Raises `UncheckedTimelineError`, which is retried, on a promoted server
+        until its reader calls `accept`.
         """
         with self._horizon():
             return self._sequence()
 
     def order_under_snapshot(self, export: Callable[[], str]) -> tuple[str, Position]:
-        """Order exactly the transactions that a snapshot shows. `export` takes the snapshot while no other
-        session orders changes.
+        """Order exactly the transactions that a snapshot shows. Returns the snapshot and its position.
+        `export` takes the snapshot while no other session can order changes.
         """
         with self._horizon("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"):
             snapshot = export()
@@ -245,14 +247,14 @@ class ChangeTable:
         return [_shape(row) for row in rows]
 
     def restore(self, shape: int, numbers: str) -> int | None:
-        """The shape with the columns of these numbers, for rows that were recorded with another shape; None
-        if it is no longer known.
+        """The id of the shape of the same table that has exactly the columns `numbers`; None if no such shape
+        is known. For rows that were recorded with the shape `shape`, but contain other columns.
         """
         row: Any = self._execute("find_shape", {"id": shape, "numbers": numbers}).fetchone()
         return None if row[0] is None else int(row[0])
 
     def confirm(self, position: Position) -> None:
-        """Store that changes up to `position` will not be read again."""
+        """Record that changes up to `position` will not be read again."""
         self._execute("confirm", {"position": position.value})
 
     def remove_confirmed(self, max_changes: int) -> bool:
@@ -275,8 +277,8 @@ class ChangeTable:
 
     @contextmanager
     def _horizon(self, *first: LiteralString) -> Iterator[None]:
-        """A transaction in which no other session can order changes. The statements that begin it take no
-        snapshot.
+        """Context manager for a transaction during which no other session can order changes. Its first
+        statements take no snapshot.
         """
         with waiting_for(
             self._connection,
@@ -289,8 +291,8 @@ class ChangeTable:
             yield
 
     def _sequence(self) -> Position:
-        """Order changes within a transaction. Its commit is always synchronous, whatever the role's settings
-        are, because the positions are returned to the reader at once.
+        """Order changes within the caller's transaction. Its commit is always synchronous, whatever the
+        role's settings are, because the positions are returned to the reader at once.
         """
         self._execute("require_durable_commit")
         row: Any = self._execute("order_commits").fetchone()
@@ -340,8 +342,8 @@ def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.
 
 def check_reader(state: TableState, held: Position, schema: str) -> None:
     """Raise an error unless a reader that has everything up to `held` can continue without missing a change.
-    The change table stores every position before it is returned. So if the change table is behind its reader,
-    the server was restored to an earlier time, or was promoted before it had received everything.
+    The change table stores every position before it is returned. So if its last position is lower than
+    `held`, the server was restored to an earlier time, or was promoted before it had received all commits.
     """
     if held > state.ordered:
         raise SystemChangedError(
@@ -393,6 +395,6 @@ _REINSTALL = (
 def _missing(schema: str) -> ChangeTableMissingError:
     return ChangeTableMissingError(
         f"the change table {schema} does not exist, so changes are not recorded",
-        hint="let the capture create it, or run the statements of its coverage report; then copy the "
-        "tables again",
+        hint="let the capture create it, or run the SQL of its coverage report "
+        "(inspect_coverage(…).remediation); then copy the tables again",
     )

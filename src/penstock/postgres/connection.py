@@ -1,8 +1,8 @@
-"""Connect to the source.
+"""Connections to Postgres, and the translation of psycopg's errors.
 
-Every connection, plain or replication, is made from one `SourceAddress` with the same pinned session
-settings, so that the server always prints a value the same way. Only this module translates the driver's
-errors.
+Every connection, plain or replication, is opened from a `SourceAddress` with the same pinned session
+settings, so that the server always prints a value in the same format. `classify` maps a SQLSTATE to an error
+class; `target.state` adds rules for errors of a target.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ TRUSTED_ROLES = "trusted_roles"
 """The configuration key that lists roles whose objects may be used (`penstock.postgres.ownership`)."""
 _TRUST_SETTING = f"penstock.{TRUSTED_ROLES}"
 
-# By the first version that has them: an older server would refuse the connection.
+# Keyed by the first version that has the setting. Set after connecting, since an older server would refuse a
+# connection that requests it.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
 _RETRIED_CLASSES = {
@@ -72,10 +73,10 @@ _RETRIED_CLASSES = {
 }  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
 
 _OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
-"""SQLSTATE classes whose messages are about the catalog or the server."""
+"""SQLSTATE classes whose messages contain names and settings, but no row values."""
 
 _OF_FILES = frozenset({"XX001", "XX002"})  # a damaged table or index
-_RAISE = "exec_stmt_raise"  # RAISE in a function: its message may quote a row, with any SQLSTATE
+_RAISE = "exec_stmt_raise"  # the source of RAISE in PL/pgSQL: its message may quote a row, with any SQLSTATE
 
 # libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language; but
 # libpq puts a severity before it.
@@ -97,7 +98,7 @@ _DENIED = re.compile(
 )  # the attribute's name is the same in every language
 _QUOTED = re.compile('"[^"]*"|«[^»]*»|»[^«]*«|„[^“”]*[“”]|“[^”]*”')
 _SECRET_PARAMETERS = {
-    "sslpassword": "use a client key without a passphrase, kept unreadable",
+    "sslpassword": "use a client key without a passphrase, in a file that other users cannot read",
     "oauth_client_secret": "use a password or a client certificate: an unattended process cannot go "
     "through an OAuth device flow",
     "scram_client_key": "give the role's password by reference, under password:",
@@ -113,9 +114,7 @@ _CANCEL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """The address of the source database. The password is kept apart from the DSN, so that the rest may be
-    shown.
-    """
+    """Address of a Postgres database. The DSN contains no password, so that it may be shown."""
 
     dsn: str
     password: Secret | None = None
@@ -144,7 +143,9 @@ class SourceAddress:
         return SourceAddress(make_conninfo(self.dsn, **parameters), self.password)
 
     def trusting(self, roles: Collection[str]) -> SourceAddress:
-        """The same address, with these roles trusted too. A session setting in the DSN carries them."""
+        """The same address for sessions that trust objects of these roles (`penstock.postgres.ownership`).
+        The DSN passes them as a session setting.
+        """
         if not roles:
             return self
         escaped = re.sub(r"([\\\s])", r"\\\1", ",".join(roles))
@@ -198,14 +199,15 @@ def translate(error: psycopg.Error, doing: str) -> PenstockError:
 
 
 def is_about_names(error: psycopg.Error) -> bool:
-    """Whether the server's message can contain only names and settings. Others may quote a value of a row."""
+    """Whether the message can contain only names and settings. Other messages may quote row values."""
     state = error.sqlstate or ""
     return (state[:2] in _OF_NAMES or state in _OF_FILES) and error.diag.source_function != _RAISE
 
 
 def safe_message(error: psycopg.Error) -> str:
-    """The part of an error that may be shown, without values of rows. Detail and context are left out: the
-    detail of a violated constraint contains the key, and the context of a COPY the row.
+    """The error's message, or the name of its class if the message may contain row values. Detail and context
+    are always omitted: the detail of a violated constraint contains the key, and the context of a COPY
+    contains the row.
     """
     if not error.sqlstate:  # an error of the driver or of libpq
         return str(error)
@@ -213,8 +215,8 @@ def safe_message(error: psycopg.Error) -> str:
 
 
 def classify(state: str, words: str, doing: str) -> PenstockError:
-    """Map an SQLSTATE to an error class; the only place that does. An empty SQLSTATE means that the server
-    did not answer, or refused the connection.
+    """Map a SQLSTATE and its message to an error. An empty SQLSTATE means that the server did not answer, or
+    refused the connection.
     """
     text = " ".join(words.split())
     if "unsupported startup parameter" in text:
@@ -240,7 +242,8 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
         )
     if state == "42501":
         return PrivilegeError(
-            f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION"
+            f"{doing}: {text}",
+            hint="grant the role the privilege in the message, for example ALTER ROLE … REPLICATION",
         )
     if not state or state[:2] in _RETRIED_CLASSES:
         return ConnectionLostError(f"{doing}: {text}")
@@ -248,28 +251,29 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
 
 
 def _refusal_state(words: str) -> str:
-    """The SQLSTATE of a refused connection, which libpq does not report; empty if the connection was not
-    refused, or for a temporary reason.
+    """The SQLSTATE of a refused connection, derived from the message because libpq does not report it. Empty
+    if the connection was not refused, or was refused for a temporary reason.
     """
     if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
         return ""
     return (
         "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"
-    )  # quoted names are chosen by users: a role, a database
+    )  # users choose the quoted names, such as that of a role
 
 
 @contextmanager
 def connect(address: SourceAddress, application: str = "penstock") -> Iterator[Connection]:
-    """A short-lived autocommit connection for catalog work."""
+    """Context manager for an autocommit connection. Translates psycopg's errors in the block."""
     connection = _connect(address.conninfo(application), f"connecting to {address.describe()}")
     with connection, source_errors(f"querying {address.describe()}"):
         yield connection
 
 
 def refuse_views(connection: Connection) -> None:
-    """Reject views and foreign tables for the rest of a session that reads rows by table name, if the server
-    supports it. A view that replaced a table would run functions of the table's owner as this role. Servers
-    have the setting since the minor releases of August 2024. Not within a transaction.
+    """Make the server reject queries on views and foreign tables for the rest of the session. Called before a
+    session reads rows by table name: if the owner replaces the table with a view, the view's functions would
+    run with this role's rights. Does nothing on servers older than the minor releases of August 2024, which
+    lack the setting. Must not be called within a transaction.
     """
     connection.pgconn.exec_(
         b"SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings "
@@ -278,7 +282,7 @@ def refuse_views(connection: Connection) -> None:
 
 
 def tls_weakness(connection: Connection) -> str | None:
-    """Why the identity of a server over the network is not verified; None if it is, or if the connection is
+    """The reason why TLS does not verify the server's identity; None if it does, or if the connection is
     local.
     """
     address = connection.info.hostaddr
@@ -291,7 +295,7 @@ def tls_weakness(connection: Connection) -> str | None:
 
 
 def connect_replication(address: SourceAddress, application: str = "penstock") -> Connection:
-    """A `replication=database` connection. The caller owns it."""
+    """Open a `replication=database` connection, which the caller must close."""
     doing = f"connecting to {address.describe()} for replication"
     try:
         connection = _connect(address.conninfo(application, replication=True), doing)
@@ -302,16 +306,16 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
             error.message,
             hint="end a reader that is no longer needed (SELECT pid, application_name "
             "FROM pg_stat_replication), "
-            "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
+            "or raise the limit with ALTER SYSTEM SET max_wal_senders = … and restart the server",
         ) from error
     disable_conversion(connection)
     return connection
 
 
 def disable_conversion(connection: Connection) -> None:
-    """Receive texts without conversion if the server does not know their encoding. A SQL_ASCII database may
-    contain any bytes. If the server validated texts as UTF-8, one invalid text would end the stream of every
-    table. Without validation the decoder finds the table that contains the text.
+    """Receive texts without encoding conversion from a SQL_ASCII database, which may contain any bytes. If
+    the server validated texts as UTF-8, one invalid text would end the stream for all tables. Without
+    validation, the decoder determines the table that contains the text.
     """
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
@@ -319,8 +323,8 @@ def disable_conversion(connection: Connection) -> None:
 
 @contextmanager
 def conversion_disabled(connection: Connection) -> Iterator[None]:
-    """As `disable_conversion` for the length of a block, on a connection whose driver has to read texts
-    afterwards.
+    """Context manager for `disable_conversion`. Enables the conversion again after the block, for later
+    queries that return text to psycopg.
     """
     disable_conversion(connection)
     yield
@@ -368,8 +372,8 @@ def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
-    """Distinguish a server that is starting or stopping, and so refuses all connections, from other refusals.
-    The message depends on the server's language, so a ping decides.
+    """Return a `ConnectionLostError` if the server is starting or stopping, and so refuses all connections;
+    otherwise `error`. The message depends on the server's language, so a ping decides.
     """
     if isinstance(error, ConnectionLostError) or _OWN_REFUSAL.search(error.message):
         return error
@@ -426,8 +430,8 @@ def _execute(
 
 
 def _await_end(connection: Connection) -> None:
-    """Read the result of a cancelled command, so that the connection can be closed in order; otherwise close
-    it as it is.
+    """Read the result of a cancelled command, so that the connection can be closed cleanly. If the server
+    sends none in time, close the connection.
     """
     pgconn = connection.pgconn
     while pgconn.is_busy():
@@ -445,7 +449,7 @@ def _command_error(error: psycopg.Error, doing: str) -> PenstockError:
             f"{doing}: {safe_message(error)}",
             hint="drop a slot that is not needed (SELECT slot_name, active, restart_lsn "
             "FROM pg_replication_slots; "
-            "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; "
-            "then restart the server",
+            "SELECT pg_drop_replication_slot('…')), or raise the limit with "
+            "ALTER SYSTEM SET max_replication_slots = … and restart the server",
         )
     return translate(error, doing)

@@ -1,16 +1,16 @@
-"""Consistent reads without replication: a snapshot of all tables with its WAL position. Also a condition for
-rows written since a snapshot.
+"""Consistent reads without replication: a snapshot of all tables, and the WAL position of that snapshot. Also
+the SQL condition for rows that were written after a snapshot.
 
-The position is the WAL position right after the snapshot was taken. It needs neither `wal_level = logical`
-nor a slot nor the REPLICATION attribute. It only increases, and stays valid when all other state is lost. It
-is compared only with positions of other consistent reads, not with commit positions, since a commit may be in
-the WAL before it is visible. The processes of one capture take consistent reads one at a time, under a lock
-outside of the database (`PollLock`): a later read has a later position, and sees everything that an earlier
-one saw.
+The position is the WAL position right after the snapshot was taken. Reading it requires neither `wal_level =
+logical` nor a slot nor the REPLICATION attribute. Later reads have later positions, even if Penstock's state
+is lost between them. It is compared only with positions of other consistent reads, not with commit positions,
+since a commit may be in the WAL before it is visible. The processes of one capture take consistent reads one
+at a time, under a lock outside of the database (`PollLock`). So the read with the later position sees
+everything that the earlier read saw.
 
-A server that crashes loses the end of its WAL that was not on disk: visible commits, and transaction ids,
-which it assigns again. So results of a read are used only once the WAL up to its position is on disk
-(`ensure_flushed`).
+A server that crashes loses the end of its WAL that was not on disk. This may include commits that were
+already visible, and transaction ids, which the server then assigns again. So the result of a read is used
+only after the WAL up to its position is on disk (`ensure_flushed`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _HEADER_BYTES = (24, 40)
 
 
 def inspect_horizon(connection: Connection, snapshot: str) -> int:
-    """The oldest transaction that was open in the exported snapshot, as the 32 bits that rows contain. Raises
-    `SnapshotLostError` if the snapshot no longer exists.
+    """The id of the oldest transaction that was open in the exported snapshot, reduced to 32 bits like the
+    `xmin` of rows. Raises `SnapshotLostError` if the snapshot no longer exists.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -65,7 +65,7 @@ def written_since(horizon: int) -> str:
 
 
 def inspect_filenodes(connection: Connection, oids: Collection[int]) -> dict[int, int]:
-    """The current filenodes of these relations, by OID; dropped ones are missing."""
+    """The current filenodes of these relations, by OID. Dropped relations are omitted."""
     rows: list[Any] = connection.execute(query("catalog", "filenodes"), {"oids": list(oids)}).fetchall()
     return {oid: filenode for oid, filenode, _ in rows}
 
@@ -79,8 +79,8 @@ def insert_position(connection: Connection) -> Position:
 
 
 def shown_position(connection: Connection) -> Position:
-    """A position at or after all changes of other sessions that this connection has seen. An idle server
-    reaches it too.
+    """A position at or after all changes of other sessions that this connection has seen. The WAL of an idle
+    server reaches this position too.
     """
     at = insert_position(connection).value
     # On an empty page the next record follows a page header, which is written with the record.
@@ -93,7 +93,7 @@ _PAUSE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ConsistentRead:
-    """The state that a transaction begun by `hold_consistent_read` sees."""
+    """The snapshot of a transaction that `hold_consistent_read` or `hold_fence` began, and its position."""
 
     position: Position
     xmin: int
@@ -104,12 +104,12 @@ class ConsistentRead:
 
 
 StoreRead: TypeAlias = Callable[[Connection, ConsistentRead], None]
-"""Stores what a consistent read shows, within its transaction."""
+"""Callback that stores data of a consistent read. Called within the transaction of the read."""
 
 
 PollLock: TypeAlias = Callable[[], AbstractContextManager[object]]
-"""Takes the lock under which the processes of one capture take consistent reads, one at a time. Not needed if
-their positions are not compared.
+"""Context manager for the lock under which the processes of one capture take consistent reads, one at a time.
+Not needed if the positions of the reads are not compared.
 """
 
 
@@ -117,10 +117,10 @@ their positions are not compared.
 def hold_consistent_read(
     connection: Connection, tables: Sequence[TableName] = (), lock: PollLock = nullcontext
 ) -> Iterator[ConsistentRead]:
-    """Read one snapshot for the length of the block, in one read-only transaction of `connection`. `tables`
-    are locked against ALTER, TRUNCATE and rewrites before the snapshot is taken, since a table that is
-    truncated after a snapshot looks empty to it. Readers and writers of the tables do not wait. Raises
-    `LockWaitError` if another session has locked one of them.
+    """Hold one snapshot for the length of the block, in a read-only transaction of `connection`. `tables` are
+    locked against ALTER, TRUNCATE and rewrites before the snapshot is taken, since a table that is truncated
+    afterwards looks empty under the snapshot. Readers and writers of the tables do not wait. Raises
+    `LockWaitError` if another session keeps one of them locked against reading.
     """
     with ExitStack() as held, _begun(connection, tables, lock, held):
         read = _inspect_read(connection)
@@ -135,8 +135,8 @@ def hold_fence(
     store: StoreRead | None = None,
     lock: PollLock = nullcontext,
 ) -> Iterator[ConsistentRead]:
-    """As `hold_consistent_read`, for copies: no other consistent read has the same position, and none is
-    taken while `store` runs.
+    """As `hold_consistent_read`, for snapshots of tables: no other consistent read has the same position, and
+    none is taken while `store` runs.
     """
     with ExitStack() as held:
         held.enter_context(lock())
@@ -145,8 +145,8 @@ def hold_fence(
             read = _inspect_read(connection)
             if store is not None:
                 store(connection, read)
-            # Inside the transaction and not flushed: enough for the next read to have a later position even
-            # on an idle server.
+            # A WAL record that is not flushed is sufficient: the next read has a later position even on an
+            # idle server.
             nudge(connection)
             held.close()
             yield read
@@ -176,8 +176,8 @@ def export_consistent_read(
 def _begun(
     connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack
 ) -> Iterator[None]:
-    """A transaction begun under the poll lock. The lock is added to `held`, to be released once the snapshot
-    is taken.
+    """Context manager for a transaction that is begun under the poll lock. The lock is added to `held`; the
+    caller closes `held` after taking the snapshot.
     """
     connection.execute(session_lock_timeout())
     refuse_views(connection)
@@ -192,8 +192,8 @@ def _begun(
 
 
 def _begin(connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack) -> None:
-    """Lock all tables at once, or none. Waiting for one table while holding another could make another
-    session's ALTER fail with a deadlock.
+    """Begin a transaction and lock all tables without waiting, or retry until a deadline. Waiting for one
+    table while holding another could make another session's ALTER fail with a deadlock.
     """
     deadline = time.monotonic() + _LOCK_WAIT_SECONDS
     while True:
@@ -239,8 +239,8 @@ def inspect_system(connection: Connection) -> SystemIdentity:
     if timeline is None:
         raise StandbyError(
             "the server is a standby, which does not report open transactions of its primary",
-            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in "
-            "the dsn finds it",
+            hint="point source.dsn at the primary; in a dsn with several hosts, "
+            "target_session_attrs=read-write selects it",
         )
     return SystemIdentity(identifier, int(timeline, 16))
 

@@ -1,14 +1,15 @@
 """Publication membership of tables: whether a table was published without interruption and is still the same
 table, and whether its partitions log the key that the stream announces.
 
-The server decides what is published by its catalog as of each change. A table that was removed from the
-publication and added again looks unchanged, as does another table that took its name. The changes in between
-are not in the stream. So a reader stores, for each table, its OID and the catalog entry that published it,
-and compares them after a restart.
+For each change, the server reads from its catalog as of that change whether the table is published. A table
+that was removed from the publication and added again looks unchanged afterwards, and so does a new table with
+the name of a dropped one; but the stream lacks changes. So a reader stores each table's OID and the catalog
+entry that publishes it, and compares them after a restart.
 
 With `publish_via_partition_root` a Relation message describes the root and flags the root's key, but each
-partition logs old keys by its own replica identity. If that lacks a column of the root's key, a delete has
-NULL in it, and an update that changes only that column has no old key: the reader cannot identify the row.
+partition logs old keys by its own replica identity. If the partition's replica identity lacks a column of the
+root's key, a delete contains NULL for that column, and an update that changes only that column has no old
+key. The reader then cannot identify the row.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class PartitionMismatch:
-    """A partition that does not log what identifies the rows of its root; or the root, if whole old rows are
-    requested.
+    """A partition whose old keys lack columns that identify rows of its root. It may also be the root itself:
+    if whole old rows are requested, and a partition but not the root has replica identity FULL.
     """
 
     root: TableName
     partition: TableName
     announced: tuple[str, ...]
-    """The root's key in the stream; empty if there is none, so that only whole rows identify its rows."""
+    """The root's key in the stream. Empty if the root has no key; its rows can then only be identified by the
+    whole row.
+    """
     logged: tuple[str, ...]
     """The columns of the partition's old keys."""
     identity: str
@@ -59,10 +62,10 @@ def inspect_partition_identities(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> list[PartitionMismatch]:
-    """The partitions of `tables` that do not log what identifies the rows of their root, in name order; one
-    statement. Empty if `publication` exists and publishes neither updates nor deletes. `unkeyed` are tables
-    whose changes are only recorded, so that a root without a key needs none. With `old_rows`, whole old rows
-    are requested: a table whose root or one of whose partitions has FULL needs it on all of them.
+    """The mismatches of `tables`, in name order. Executes one statement. Empty if `publication` exists and
+    publishes neither updates nor deletes. `unkeyed` are tables with table mode append, whose roots need no
+    key. With `old_rows`, whole old rows are requested: if the root or a partition of a table has replica
+    identity FULL, the root and all partitions need it.
     """
     wanted = sorted(set(tables))
     if not wanted:
@@ -76,7 +79,7 @@ def inspect_partition_identities(
 
 
 def describe_mismatches(mismatches: Sequence[PartitionMismatch]) -> str:
-    """The problem with partitions of one table, in words."""
+    """Describe the mismatches of one table, for an error message."""
     first = mismatches[0]
     needed = "whole old rows" if first.identity == "FULL" else _columns(first.announced)
     parts = "; ".join(map(_describe, mismatches))
@@ -95,7 +98,9 @@ def _describe(mismatch: PartitionMismatch) -> str:
 def check_partition_identities(
     connection: Connection, tables: Collection[TableName], publication: str, *, old_rows: bool = False
 ) -> None:
-    """Raise if one of `tables` has such partitions, with all of them and the statement for each."""
+    """Raise `PartitionIdentityError` if `tables` have mismatches. The error names all of them, and its hint
+    has a statement that fixes each.
+    """
     found = inspect_partition_identities(connection, tables, publication, old_rows=old_rows)
     if found:
         roots = dict.fromkeys(each.root for each in found)
@@ -111,7 +116,7 @@ def _mismatch(row: Any) -> PartitionMismatch:
     root_schema, root_name, root_identity, schema, name, announced, logged, index = row
     identity = "FULL"
     if not set(announced) <= set(logged) and index is not None:
-        # If the root has FULL, and so the stream uses the primary key, the owner's intention was FULL.
+        # For a root with FULL, whose key in the stream is the primary key, FULL is what the owner intended.
         identity = {"i": f"USING INDEX {identifier(index)}", "d": "DEFAULT"}.get(root_identity, "FULL")
     return PartitionMismatch(
         TableName(root_schema, root_name),
@@ -128,27 +133,28 @@ def _mismatch(row: Any) -> PartitionMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A captured table: its OID, and the catalog entry that publishes it or carries its triggers."""
+    """A captured table: its OID, and an identifier of the catalog entries that publish it or that are its
+    triggers.
+    """
 
     oid: int | None
     """None if the store it was loaded from records only `act`."""
     act: str
-    """Identifies the catalog entry.
-
-    It stays the same, as compared by `is_same_act`, while the table is captured without interruption.
+    """Identifies the catalog entries. Two acts are equal, as compared by `is_same_act`, if the table was
+    captured without interruption between them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTables:
-    """The captured tables of interest, and the names of all tables by OID, both read from one catalog."""
+    """The selected tables that are captured, and the names of all tables by OID, at one time."""
 
     members: Mapping[TableName, Membership]
     names: Mapping[int, TableName] = field(default_factory=dict)
-    """It may be empty if the memberships to compare have no OIDs."""
+    """May be empty if no membership to compare has an OID."""
 
     def current_name(self, before: Membership) -> TableName | None:
-        """The name of the table now; None if it was dropped, or if `before` has no OID."""
+        """The current name of the table; None if it was dropped, or if `before` has no OID."""
         return None if before.oid is None else self.names.get(before.oid)
 
     def interruption(
@@ -160,11 +166,11 @@ class CapturedTables:
         must_be_captured: bool = True,
         must_exist: bool = False,
     ) -> str | None:
-        """Why changes of a table may be missing since it was captured as `before`; None if none can be. A
-        reader that selects tables by name loses changes when a table is renamed. With `by_oid`, a table keeps
-        its identity under any name, and a new table that replaces a dropped one counts only if changes of it
-        can be missing. Without `must_be_captured`, a table may leave the publication permanently. Without
-        `must_exist`, it may be dropped.
+        """The reason why changes made since the table was captured as `before` may be missing; None if none
+        are. A rename is a reason, since a reader that selects tables by name loses changes; with `by_oid`, a
+        table keeps its identity under any name. Without `must_be_captured`, a table may leave the publication
+        permanently. Without `must_exist`, it may be dropped. A new table with the name of a dropped one is a
+        reason; with `by_oid` and without `must_be_captured`, only if the new table is captured.
         """
         current_name = name if before.oid is None else self.current_name(before)
         now = self.members.get(current_name if by_oid and current_name is not None else name)
@@ -186,7 +192,7 @@ class CapturedTables:
     def interruptions(
         self, recorded: Mapping[TableName, Membership], *, by_oid: bool = False, must_be_captured: bool = True
     ) -> dict[TableName, str]:
-        """The tables of `recorded` of which changes may be missing, with the reason for each."""
+        """The tables in `recorded` whose changes may be missing, with the reason for each."""
         reasons = {
             name: self.interruption(name, before, by_oid=by_oid, must_be_captured=must_be_captured)
             for name, before in recorded.items()
@@ -196,7 +202,7 @@ class CapturedTables:
     def _is_replaced(
         self, name: TableName, *, is_captured: bool, by_oid: bool, must_be_captured: bool
     ) -> bool:
-        """Whether another table has the name of a dropped one, and its changes are expected."""
+        """Whether another table has the name of a dropped one, and its changes may be missing."""
         if by_oid and not must_be_captured:
             return is_captured
         return is_captured or name in self.names.values()
@@ -205,9 +211,9 @@ class CapturedTables:
 def is_same_act(before: str, now: str) -> bool:
     """Whether two recorded acts show that a table was captured without interruption.
 
-    The act of a table with triggers lists its partitions after a `|`. Only partitions in both lists are
-    compared, since partitions may be attached and detached. Earlier versions recorded `all` for a table that
-    is published through its schema.
+    The act of a table with triggers lists the triggers of its partitions after a `|`. Only triggers in both
+    lists are compared, since partitions may be attached and detached. Earlier versions recorded `all` for a
+    table that is published through its schema.
     """
     (own, _, parts), (own_now, _, parts_now) = before.partition("|"), now.partition("|")
     publication, _, entry = own.partition("/")
@@ -249,12 +255,13 @@ def inspect_memberships(
 def inspect_captured_tables(
     address: SourceAddress, publication: str, selects: Callable[[TableName], bool], *, old_rows: bool = False
 ) -> CapturedTables:
-    """The published tables that `selects` accepts.
+    """Inspect the published tables that `selects` accepts, and the names of all tables.
 
-    Reads only the catalog, so a locked table does not block it.
+    Reads only the catalog, so a locked table does not block it, unless the table's column list must be
+    changed.
 
-    Raises `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`,
-    whole old rows are expected.
+    Raises `PartitionIdentityError` if changes of one of the selected tables do not identify their rows; with
+    `old_rows`, also if they lack whole old rows.
     """
     with connect(address) as connection:
         tables = inspect_tables(connection)

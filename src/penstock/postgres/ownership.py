@@ -6,13 +6,13 @@ trusted: Penstock's role, a role that can act as it anyway (a superuser, a membe
 created it), or a role named under `trusted_roles` in the configuration. Tables must also have the expected
 definition, because an owner can let other roles add to it.
 
-Only the owners of a schema and of a table can put another table in its place. So once both are known to be
-trusted, a name cannot change its meaning between the check and the use. Writers lock the tables before the
-check, so that no trigger is added in between either.
+Only the owner of a table, or of its schema, can replace the table by another one. So once both owners are
+known to be trusted, a name cannot change its meaning between the check and the use. Writers lock the tables
+before the check, so that no trigger can be added between the check and the write.
 
-Advisory locks are open to every role that may connect. So a lock that lasts as long as a session is a
-*lease*: a row of a table that Penstock owns, which names the session. It is free once that session has ended.
-A short lock is one on a table that Penstock owns.
+Advisory locks are not used, since every role that may connect can take them. A lock that lasts as long as a
+session is a *lease*: a row that names the session, in a table that Penstock owns. The lease is free once that
+session has ended. For a shorter lock, a table that Penstock owns is locked until the end of the transaction.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ class Trust:
         return (self.database_owner if owner == _DATABASE_OWNER else owner) in self.roles
 
     def covers_or_owns_database(self, owner: str) -> bool:
-        """Whether the owner is trusted, or is the database owner. Use it for objects that give their owner no
-        rights of Penstock's role: publications, and the schemas of a target's tables.
+        """Whether the owner is trusted, or can act as the owner of the database. For objects through which
+        their owner cannot use the rights of Penstock's role: publications, and the schemas of a target's
+        tables.
         """
         return self.covers(owner) or owner == _DATABASE_OWNER or owner in self.database_roles
 
 
 def remedy(owner: str) -> str:
-    """How to allow the use of a role's objects."""
+    """Text for hints: how to allow the use of a role's objects."""
     return (
         f"if you trust role {owner}, add it to {TRUSTED_ROLES}, under source or sink.postgres, in the "
         "configuration"
@@ -82,12 +83,14 @@ class OwnTable:
     name: str
     columns: Mapping[str, str]
     added: frozenset[str] = frozenset()
-    """Columns that tables of earlier versions lack."""
+    """Columns that the table may lack if an earlier version created it."""
     defaults: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[str] = ()
 
     def differences(self, found: Mapping[str, Any], trust: Trust) -> Iterator[str]:
-        """Everything in a table of this name that must not exist, or is missing."""
+        """Describe everything in the existing table `found` that must not exist, and everything that is
+        missing.
+        """
         if not trust.covers(found["owner"]):
             yield f"table {self.name} of role {found['owner']}"
         if not found["is_plain"]:
@@ -115,11 +118,11 @@ class FoundSchema:
     owner: str
     is_trusted: bool
     missing: frozenset[str]
-    """Tables, functions and columns that this version has and the schema lacks."""
+    """Names of tables, functions and columns that this version defines and the schema lacks."""
     tables: frozenset[str]
     functions: frozenset[str]
     strange: tuple[str, ...]
-    """Every object that must not be used, and the reason."""
+    """A description of each object that must not be used, with the reason."""
 
     def has(self, *tables: str) -> bool:
         return self.tables.issuperset(tables)
@@ -167,7 +170,7 @@ class OwnSchema:
         )
 
     def check(self, connection: Connection) -> FoundSchema | None:
-        """As `inspect`. Raises `UntrustedObjectError` if there is anything that must not be used."""
+        """As `inspect`. Raises `UntrustedObjectError` if an object in the schema must not be used."""
         found = self.inspect(connection)
         if found is not None and found.strange:
             raise self.refusal(found)
@@ -179,7 +182,7 @@ class OwnSchema:
             f"schema {self.name} contains objects that others created: {', '.join(found.strange)}. "
             "Using them could run code with the rights of Penstock's role",
             hint=f"find out who created them; then DROP SCHEMA {identifier(self.name)} CASCADE; "
-            f"and start again, which creates it{trusted}",
+            f"and start Penstock again, which creates the schema{trusted}",
         )
 
     def lock(self, connection: Connection) -> None:
@@ -219,8 +222,8 @@ def check_target_table(connection: Connection, place: TableName) -> None:
 
 
 def check_target_schema(connection: Connection, schema: str) -> None:
-    """Raise `UntrustedObjectError` if a role that is not trusted could replace a schema of the target, with
-    its tables.
+    """Raise `UntrustedObjectError` if a role that is not trusted owns this schema of the target, and so could
+    replace the tables in it.
     """
     found = OwnSchema(schema, ()).inspect(connection)
     trust = Trust.load(connection)
@@ -257,7 +260,7 @@ LEASES = OwnTable(
 
 
 class Lease:
-    """The lease called `name`, in one of Penstock's schemas that has the table `leases`. Taken and released
+    """The lease called `name`, a row in the table `leases` of one of Penstock's schemas. Taken and released
     on one connection.
     """
 
@@ -283,7 +286,7 @@ class Lease:
             return describe_sessions(rows)
 
     def ensure_table(self) -> None:
-        """Create the table of leases in a schema that an earlier version created."""
+        """Create the table `leases` if the schema lacks it because an earlier version created the schema."""
         own = OwnSchema(self._schema, (LEASES,))
         found = own.check(self._connection)
         if found is None or not found.missing:
@@ -306,7 +309,7 @@ class Lease:
         own.check(self._connection)
 
     def release(self) -> None:
-        """Release the lease before the session ends, since the server notices the end of a session late."""
+        """Release the lease explicitly, since the server may notice the end of the session late."""
         with suppress(psycopg.Error):
             self._execute("release")
 
@@ -320,8 +323,8 @@ def lease_statement(name: LiteralString, schema: str) -> sql.Composed:
 
 @contextmanager
 def waiting_for(connection: Connection, tables: Iterable[TableName], doing: str) -> Iterator[None]:
-    """A transaction that waits at most some seconds for a lock. The `LockWaitError` names the sessions that
-    hold a lock on `tables`.
+    """Context manager for a transaction whose statements wait at most `LOCK_SECONDS` for a lock. Otherwise
+    raises a `LockWaitError` that names the sessions that hold a lock on `tables`.
     """
     try:
         with connection.transaction():
@@ -336,7 +339,9 @@ def lock_timeout(seconds: float) -> sql.Composed:
 
 
 def lock_wait(connection: Connection, tables: Iterable[TableName], doing: str) -> LockWaitError:
-    """The error for a lock that was not granted in time. Not within a failed transaction."""
+    """The error for a lock that was not granted in time. It queries the server, so it must not be called
+    within a failed transaction.
+    """
     names = [sql.Identifier(table.schema, table.name).as_string(connection) for table in tables]
     rows: Any = connection.execute(
         "SELECT pg_catalog.to_regclass(name)::oid FROM pg_catalog.unnest(%s::text[]) AS t (name)", [names]

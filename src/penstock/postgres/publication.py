@@ -1,13 +1,14 @@
 """The publication, which selects what the server streams, and the event trigger that logs column changes.
 
-The publication must exist before the slot does: pgoutput decides what is published by the catalog as of the
-change. `inspect_publication` and `inspect_relations` only read; an `Addition` is the statement that adds
+The publication must exist before the slot does: for each change, pgoutput reads the publication from the
+catalog as of that change. `inspect_publication` and `inspect_relations` only read; `Addition.run` adds
 missing tables, and waits for locks only briefly.
 
-The event trigger is optional; one serves all pipelines of a database. Without it the log shows a new schema
-only with the next change. With it every ALTER TABLE writes a logical message in its own transaction, with the
-numbers and names of the resulting columns, so that a dropped and re-added column is distinguished from a
-renamed one even if no row changed in between. Only a superuser may create it.
+The event trigger is optional, and all pipelines of a database share it. Without it, the WAL shows a new
+schema only with the table's next row change. With it, every ALTER TABLE writes a logical message in the same
+transaction, with the numbers and names of the resulting columns. So a column that was dropped and added again
+is distinguished from a renamed column, even if no row changed between two ALTER TABLE statements. Only a
+superuser may create the event trigger.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _GENERATED_VERSION = 180_000
 
 ONE_PUBLICATION = (
     "a capture uses one publication: name one that has all tables (ALTER PUBLICATION … ADD "
-    "TABLE …), or run one pipeline for each"
+    "TABLE …), or run one pipeline for each publication"
 )
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
-# Indices in a row of the statement `relations`.
+# Indices of columns in the result of the statement `relations`.
 _OID, _KEYLESS, _LISTED_FULL = 2, 11, 12
 
 
@@ -62,7 +63,7 @@ class Publication:
 
     @property
     def omitted(self) -> tuple[str, ...]:
-        """The operations that it does not publish."""
+        """The operations that the publication does not publish."""
         return tuple(operation for operation in OPERATIONS if not getattr(self, operation))
 
 
@@ -75,16 +76,17 @@ class HeapIdentity:
     """As in pg_class.relreplident."""
     has_primary: bool
     is_immediate: bool
-    """Whether it has a primary key that is not deferrable."""
+    """Whether the heap has a primary key that is not deferrable."""
     hidden: str | None
-    """Whether the identity has generated columns that are not published: `v` virtual ones, `s` stored ones.
+    """The kind of the generated columns in the replica identity that are not published: `v` virtual, `s`
+    stored. None if there are no such columns.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The column list that a publication should have for a table: its current columns and those of the key,
-    under the same row filter.
+    """The column list that a publication should have for a table: the columns of the current list and those
+    of the key. The row filter stays as it is.
     """
 
     columns: tuple[str, ...]
@@ -107,16 +109,18 @@ class Relation:
     """The root table, for a partition."""
     is_published: bool
     unidentified: tuple[HeapIdentity, ...]
-    """The table itself, or partitions of it, on which UPDATE and DELETE would fail once it is published."""
+    """The table itself, or partitions of it, on which UPDATE and DELETE would fail once the table is
+    published.
+    """
     apart: tuple[str, ...]
-    """Unlogged and foreign partitions, whose changes never enter the log."""
+    """Unlogged and foreign partitions, whose changes are never in the WAL."""
     membership: int | None
-    """The OID of the catalog entry that publishes it by name. It changes when the table is removed and added
-    again, or added with another filter.
+    """The OID of the catalog entry that publishes the table by name. It changes if the table is removed from
+    the publication and added again, also with another row filter.
     """
     listing: Listing | None
-    """Set if the publication has a column list without all of the key, or for heaps with replica identity
-    FULL.
+    """The required column list. Set if the current list lacks key columns, or if heaps of the table have
+    replica identity FULL.
     """
     listed_full: tuple[HeapIdentity, ...]
     """Heaps with replica identity FULL for which the publication has a column list, so that UPDATE and DELETE
@@ -125,7 +129,7 @@ class Relation:
     owner: str | None
     is_ours: bool
     is_reachable: bool
-    """Whether the role may use the schema."""
+    """Whether the role has USAGE on the schema."""
 
 
 def inspect_publication(connection: Connection, name: str) -> Publication | None:
@@ -136,7 +140,9 @@ def inspect_publication(connection: Connection, name: str) -> Publication | None
 def inspect_relations(
     connection: Connection, publication: str, tables: Iterable[TableName]
 ) -> list[Relation]:
-    """All `tables` in name order, read with one statement."""
+    """Inspect all `tables`, in name order. Executes one statement, and a second one if a column list must be
+    changed.
+    """
     wanted = sorted(set(tables))
     parameters = {
         "publication": publication,
@@ -153,8 +159,9 @@ def inspect_relations(
 def _inspect_listings(
     connection: Connection, publication: str, lacking: Mapping[int, bool]
 ) -> dict[int, Listing]:
-    """Raises `LockWaitError` if another session holds one of these tables locked: the server opens a table to
-    print its row filter.
+    """The required column lists by table OID. `lacking` says for each OID whether the current list lacks key
+    columns. Raises `LockWaitError` if another session holds one of these tables locked: the server opens a
+    table to print its row filter.
     """
     oids = list(lacking)
     try:
@@ -171,8 +178,8 @@ def _inspect_listings(
 
 
 def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
-    """An owner of these objects that may publish all `relations` in one statement. None if only a superuser
-    may.
+    """The owner, of the publication or of one of `relations`, who may publish all `relations` in one
+    statement. None if only a superuser may.
     """
     parameters = {"publication": publication, "oids": [relation.oid for relation in relations]}
     row: Any = connection.execute(query("publication", "publishers"), parameters).fetchone()
@@ -253,9 +260,9 @@ class Addition:
         return f"{self.statement.as_string()};"
 
     def run(self, connection: Connection, *, keep: bool = True) -> bool:
-        """Run the statement. Gives up if a relation stays locked, so that applications do not queue behind
-        the lock request. Without `keep` the statement is rolled back. Returns False if another session
-        changed the publication in between; the caller must then inspect it again.
+        """Run the statement. Raises `LockWaitError` if a relation stays locked, so that applications do not
+        queue behind the lock request. Without `keep` the statement is rolled back. Returns False if another
+        session has changed the publication since it was inspected; the caller must then inspect it again.
         """
         doing = f"adding tables to publication {self.publication}"
         with source_errors(doing):
@@ -274,8 +281,8 @@ class Addition:
 
 
 def drop_table(connection: Connection, publication: str, table: TableName) -> bool:
-    """Remove a table from the publication if it is listed by name and this role may; returns whether it was
-    removed. A table that stays does no harm.
+    """Remove a table from the publication, if the publication lists it by name and this role is allowed to.
+    Returns whether the table was removed. A table that stays published does no harm.
     """
     statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(
         sql.Identifier(publication), _list([table])
@@ -326,9 +333,10 @@ def is_installed(connection: Connection) -> bool:
 
 
 def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
-    """Create the event trigger, or its missing parts. Raises `PrivilegeError`, with the statements to run, if
-    this role may not create it. Without `keep` the statements are rolled back. Raises `UntrustedObjectError`
-    if the function or its schema belongs to a role that is not trusted, even if everything is installed.
+    """Create the event triggers and their function, or the missing ones. Raises `PrivilegeError`, with the
+    statements to run, if this role may not create them. Without `keep` the statements are rolled back. Raises
+    `UntrustedObjectError` if the function or its schema belongs to a role that is not trusted, even if
+    everything is installed.
     """
     _OWN.check(connection)
     if is_installed(connection):
@@ -353,8 +361,8 @@ def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
 
 
 def load_key(connection: Connection) -> bytes | None:
-    """The key that authenticates messages of the event trigger. None if there is no event trigger that signs
-    them.
+    """The key with which the event trigger signs its messages. None if there is no event trigger, or one of
+    an earlier version that does not sign.
     """
     with source_errors("reading the key of the event trigger"):
         found = _OWN.check(connection)

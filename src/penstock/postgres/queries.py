@@ -2,7 +2,7 @@
 WHERE clauses.
 
 Conditions are built only for types whose values compare alike in Postgres and Arrow: integers, decimals,
-booleans, dates, timestamps, uuid and texts. Texts compare byte by byte, with the "C" collation.
+booleans, dates, timestamps and texts. Texts compare byte by byte, with the "C" collation.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def _load(file: str) -> dict[str, str]:
 
 
 def query(file: str, name: str) -> LiteralString:
-    """The statement called `name` in `sql/<file>.sql`. The files are part of the package, so the text is a
-    literal string.
+    """The statement called `name` in `sql/<file>.sql`. The files are part of the package, so the text counts
+    as a `LiteralString`.
     """
     statement: Any = _load(f"{file}.sql")[name]
     return statement  # type: ignore[no-any-return]
 
 
 def publication_query(server_version: int, file: str, name: str) -> LiteralString:
-    """A statement that reads from the CTE `published`, with the definition of that CTE for this server
-    version.
+    """As `query`, for a statement that reads from the CTE `published`. The CTE's definition for this server
+    version replaces the line `-- include: published`.
     """
     published = query("published", "catalog" if server_version >= SCHEMAS_VERSION else "view")
     return query(file, name).replace(_PUBLISHED, published)
@@ -52,7 +52,8 @@ def identifier(*parts: str) -> str:
     return sql.Identifier(*parts).as_string()
 
 
-# bool, int8, int2, int4, date, timestamp, timestamptz, numeric; then text, varchar.
+# Type OIDs. `_ORDERED`: bool, int8, int2, int4, date, timestamp, timestamptz, numeric. `_TEXTS`: text,
+# varchar.
 _NUMERIC = 1700
 _ORDERED = frozenset({16, 20, 21, 23, 1082, 1114, 1184, _NUMERIC})
 _TEXTS = frozenset({25, 1043})
@@ -67,8 +68,8 @@ def is_comparable(column: Column) -> bool:
 
 
 def is_present(column: Column) -> str:
-    """The condition that the column is not null. IS NOT NULL would be false for a composite value with a null
-    in any of its fields.
+    """The SQL condition that the column is not null. IS NOT NULL would be false for a composite value with a
+    null in any of its fields.
     """
     return sql.SQL("{} IS DISTINCT FROM NULL").format(sql.Identifier(column.name)).as_string()
 
@@ -82,7 +83,7 @@ def compare(column: Column, operator: str, value: Any) -> str:
 
 
 def is_one_of(column: Column, values: Sequence[Any]) -> str:
-    """The condition that the column equals one of `values`. It is false for all rows if `values` contains
+    """The SQL condition that the column equals one of `values`. It is false for all rows if `values` contains
     only nulls.
     """
     literals = [sql.Literal(value) for value in values if value is not None]
@@ -92,7 +93,9 @@ def is_one_of(column: Column, values: Sequence[Any]) -> str:
 
 
 def contains(column: Column, text: str, where: str) -> str | None:
-    """The condition that the column contains `text`. `where` is `starts`, `ends` or `contains`."""
+    """The SQL condition that the column contains `text`; None if the column's type is not text. `where` is
+    `starts`, `ends` or `contains`.
+    """
     if column.type_oid not in _TEXTS:
         return None
     pattern = text.translate(_ESCAPED)

@@ -4,8 +4,8 @@
 socket, answers keepalives and appends the messages, unchanged and in order, to a bounded buffer. It never
 waits for decoding, the spool or Spark. When the buffer is full it stops reading but continues to send status
 updates, so that the server does not end the connection. If the server sends nothing for some time, the thread
-requests a reply; without one the connection counts as lost. `Pace` decides when the socket is read, which
-determines throughput.
+requests a reply; if none arrives, the connection counts as lost. `Pace` decides when the socket is read,
+which determines throughput.
 """
 
 from __future__ import annotations
@@ -125,15 +125,15 @@ _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
 _MANY_BYTES = 1 << 18
-"""Decoding fewer bytes takes as long as decoding one."""
+"""A batch below this size takes as long to decode as a single byte."""
 _LEAVE_SECONDS = 2.0
 _STATUS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """The stream to request. It begins at `start`. The server never sends transactions before the slot's
-    confirmed position.
+    """Parameters of START_REPLICATION. The stream begins at `start`, but never before the slot's confirmed
+    position.
     """
 
     slot: str
@@ -151,7 +151,7 @@ class StreamRequest:
 
 
 class ReplicationStream:
-    """Receives in the background between `open` and `close`.
+    """A replication stream, received by a background thread between `start` and `close`.
 
     One consumer thread calls `take` and `confirm`.
     """
@@ -224,8 +224,8 @@ class ReplicationStream:
     def take(self, timeout_seconds: float, hold_seconds: float = 0.0) -> list[bytes]:
         """The next messages in order, at most about ten thousand or some megabytes; an empty list if none
         arrived in time. With `hold_seconds`, messages are collected for that long unless there are already
-        many: it saves calls of a consumer that cannot use them earlier. Raises the error that ended the
-        stream.
+        many. This saves calls if the consumer cannot use the messages earlier. Raises the error that ended
+        the stream.
         """
         with self._changed:
             if hold_seconds > 0:
@@ -372,16 +372,16 @@ class ReplicationStream:
             self._changed.notify_all()
 
     def _wait_for_room(self) -> None:
-        """Stop reading while the consumer is behind; status updates continue."""
+        """Wait while the buffer is full. Status updates continue."""
         while not self._stopping and self._buffered_bytes > self._request.max_buffer_bytes:
             self._report_if_due()
             with self._changed:
                 self._changed.wait(min(0.1, self._status_seconds))
-            self._heard_at = time.monotonic()  # this side did not read
+            self._heard_at = time.monotonic()  # the pause was on this side
 
     def _check_silence(self, *, has_heard: bool) -> None:
-        """Detect a connection that is open only on this side. It never fails by itself; TCP keepalives take
-        minutes, and end at a proxy.
+        """Raise an error if the server stays silent. A connection that is open only on this side never fails
+        by itself; TCP keepalives take minutes to detect it, and a proxy in between answers them.
         """
         now = time.monotonic()
         silent_seconds = now - self._heard_at
@@ -403,12 +403,13 @@ class ReplicationStream:
         """
         if self._connection is None:
             return
-        # First, so that a confirmation during the send is not delayed.
+        # Set before sending, so that a confirmation during the send is not delayed.
         self._status_due = time.monotonic() + self._status_seconds
         confirmed = self._confirmed
-        # Sent once: a server that shuts down waits until everything it has sent counts as flushed, unless the
-        # last message has no flush position. While a target is behind, that could be never. It ignores a
-        # zero, and waits for the received position instead.
+        # Each confirmed position is sent once, as the flush position. A server that shuts down waits until
+        # everything it has sent counts as flushed, which may take very long if the position is that of a slow
+        # target. If the last status message has flush position zero, the server waits for the received
+        # position instead.
         flushed = confirmed if confirmed != self._reported else 0
         clock = int((time.time() - _POSTGRES_EPOCH_SECONDS) * 1_000_000)
         pgconn = self._connection.pgconn
@@ -419,7 +420,7 @@ class ReplicationStream:
         self._reported = confirmed
 
     def _ended(self) -> None:
-        """The error for a copy that the server ended."""
+        """Raise the error for a COPY that the server ended."""
         assert self._connection is not None
         result = self._connection.pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
@@ -438,7 +439,7 @@ class ReplicationStream:
             "server cannot decode it",
             hint=f"{drop_statement(self._request.slot)} CREATE PUBLICATION "
             f"{identifier(self._request.publication)} FOR TABLE …; "
-            f"unless it exists again; then {COPY_AGAIN}",
+            f"(unless the publication exists again); then {COPY_AGAIN}",
         )
 
 
@@ -466,6 +467,6 @@ def parse_duration(text: str) -> float:
 
 
 def _quoted(publication: str) -> str:
-    """A name as pgoutput's identifier lists require it."""
+    """Quote a name as pgoutput's identifier lists require."""
     escaped = publication.replace('"', '""')
     return f'"{escaped}"'

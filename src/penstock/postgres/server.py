@@ -2,14 +2,16 @@
 the role's privileges.
 
 A database system has a permanent identifier. Each promotion of a standby and each point-in-time recovery
-begins a new timeline: it shares the WAL of the previous one up to the switch; after it, the same addresses
-contain different records. A position has the same meaning on both timelines only up to the switch.
+begins a new timeline. The new timeline shares the WAL of the previous one up to the switch point; after that
+point, the same WAL addresses contain different records. So a position has the same meaning on both timelines
+only up to the switch point.
 
-No slot can be created past an open transaction, and a slot's restart point and catalog horizon stay behind
-it, so the server keeps WAL and dead rows although everything before it has been confirmed.
+Creating a slot waits for all open transactions. A slot's restart point and catalog horizon do not advance
+past an open transaction, so the server keeps WAL and dead rows even if the pipeline has confirmed everything
+that committed.
 
-Managed services give their administrators special roles instead of superuser; the remedies name those where
-they exist.
+Managed services give their administrators special roles instead of superuser. Suggested GRANT statements use
+such a role where it exists.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def identify_system(address: SourceAddress) -> SystemIdentity:
 
 
 def inspect_switch(address: SourceAddress, timeline: int, before: int) -> Lsn | None:
-    """Where the history of `timeline`, the server's current one, left the timeline `before`; None if `before`
-    is not part of it.
+    """The LSN at which the history of `timeline`, the server's current timeline, left the timeline `before`.
+    None if `before` is not part of that history.
     """
     if timeline <= before:
         return None
@@ -70,7 +72,7 @@ def inspect_switch(address: SourceAddress, timeline: int, before: int) -> Lsn | 
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """The end of each timeline in a history file."""
+    """Parse a timeline history file: the end LSN of each earlier timeline."""
     return {int(timeline): Lsn.parse(switch) for timeline, switch in _HISTORY.findall(content)}
 
 
@@ -79,7 +81,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SourceSample:
-    """One health check of the server. `slot_…` are None when the slot does not exist."""
+    """One health check of the server. The fields about the slot are None if it does not exist."""
 
     taken_at: datetime
     """By the server's clock."""
@@ -88,7 +90,8 @@ class SourceSample:
     wal_status: str | None
     safe_wal_bytes: int | None
     catalog_xmin_age: int | None
-    """The age of the slot's catalog horizon in transactions: dead catalog rows since then cannot be removed.
+    """The age of the slot's `catalog_xmin` in transactions. VACUUM cannot remove catalog rows that died after
+    it.
     """
     oldest_xmin_age: int | None
     """The age of the oldest snapshot of any session, in transactions."""
@@ -97,7 +100,7 @@ class SourceSample:
 
 
 def inspect_health(connection: Connection, slot: str, long_seconds: float) -> SourceSample:
-    """Two short queries on system views; user tables are not read."""
+    """Check the server's health with two short queries on system views. User tables are not read."""
     row: Any = connection.execute(query("replication", "health"), {"slot": slot}).fetchone()
     taken_at, flushed, restart, wal_status, safe_wal_bytes, catalog_age, oldest_age = row
     rows: Any = connection.execute(
@@ -116,7 +119,7 @@ def inspect_health(connection: Connection, slot: str, long_seconds: float) -> So
 
 
 def inspect_blockers(connection: Connection, pid: int) -> tuple[OpenTransaction, ...]:
-    """The transactions that server process `pid` waits for."""
+    """The open transactions for which the server process `pid` waits."""
     rows: Any = connection.execute(query("replication", "blockers"), {"pid": pid}).fetchall()
     return tuple(OpenTransaction(*each) for each in rows)
 
@@ -129,7 +132,9 @@ def log_wait(blockers: Sequence[OpenTransaction]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings and their usage. None if the server has no such setting, or no limit."""
+    """Limits of the server, and their current usage. A field is None if this server version lacks the
+    setting.
+    """
 
     version: str
     version_number: int
@@ -138,7 +143,7 @@ class Limits:
     max_senders: int
     used_senders: int
     wal_keep_mb: int | None
-    """How much WAL a slot may retain; -1: unlimited."""
+    """How much WAL a slot may retain; -1 if unlimited."""
     sender_timeout_ms: int | None
     decoding_memory_kb: int | None
     idle_slot_timeout: int | None
@@ -150,8 +155,8 @@ def inspect_limits(connection: Connection) -> Limits:
 
 
 def limit_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
-    """Exhausted limits. A run needs its own slot, and a second one while it copies tables, each with a WAL
-    sender.
+    """The errors for exhausted limits. A run needs a slot, and a second one while it copies tables, each with
+    a WAL sender.
     """
     slots, senders = 2 - has_slot, 2
     if limits.max_slots - limits.used_slots < slots:
@@ -173,13 +178,14 @@ def limit_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
 class Role:
     """The current user.
 
-    `services` are the administrator roles of managed services that exist on the server.
+    `services` are the administrator roles of managed services, such as `rds_superuser`, that exist on this
+    server.
     """
 
     name: str
     database: str
     may_create: bool
-    """Whether it may create objects such as publications in the database."""
+    """Whether the role may create publications and schemas in the database."""
     is_read_only: bool
     is_on_standby: bool
     services: tuple[str, ...]
@@ -189,8 +195,8 @@ class Role:
         return identifier(self.name)
 
     def replication_grant(self) -> str:
-        """The statement that lets the role open a replication connection, for the managed service that the
-        server seems to be.
+        """The SQL statement that lets the role open replication connections; on RDS, a GRANT of
+        `rds_replication`.
         """
         if "rds_replication" in self.services:
             return f"GRANT rds_replication TO {self.identifier};"
@@ -202,7 +208,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A table that the role cannot read completely, for one reason or several."""
+    """A heap (a table or a partition) that the role cannot read completely, with the reasons."""
 
     table: TableName
     has_usage: bool
@@ -217,8 +223,8 @@ def inspect_role(connection: Connection) -> Role:
 
 
 def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[str]]) -> list[Unreadable]:
-    """The tables, by OID with their required columns, that the role cannot read completely. One statement for
-    all.
+    """The heaps that the role cannot read completely. `wanted` are the required columns of each table, by its
+    OID; partitions are included. Executes one statement.
     """
     rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(wanted)}).fetchall()
     found = []
@@ -232,17 +238,20 @@ def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[s
 
 @dataclass(frozen=True, slots=True)
 class OwnerCode:
-    """Functions of other roles that may run with this role's rights when tables are read."""
+    """Code of other roles that may run with this role's rights when it reads tables."""
 
     owners: Mapping[int, str]
-    """The owner of each table that belongs to a role without superuser rights, if this role is a superuser.
+    """By table OID, an owner of the table or of a partition who is not a superuser. Empty unless this role is
+    a superuser.
     """
     functions: Mapping[int, tuple[str, ...]]
-    """By table, functions of other roles that its indexes and constraints call, each with its owner."""
+    """By table OID, the functions of other roles that indexes and constraints of the table call, each with
+    the function's owner.
+    """
 
 
 def inspect_owner_code(connection: Connection, oids: Collection[int]) -> OwnerCode:
-    """For these tables, by OID, and their partitions."""
+    """Inspect the tables with these OIDs, and their partitions."""
     owners: list[Any] = connection.execute(
         query("privileges", "foreign_owners"), {"oids": list(oids)}
     ).fetchall()

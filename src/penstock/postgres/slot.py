@@ -1,6 +1,6 @@
 """The replication slot, which makes the server keep WAL until the pipeline has confirmed it. `inspect_slot`
-reads it, `check_slot` rejects one that cannot be used, `ensure_slot` creates it. A slot must be created after
-the publication and before any snapshot.
+reads the slot's state, `check_slot` rejects a slot that cannot be used, and `ensure_slot` creates one. A slot
+must be created after the publication and before any snapshot.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ OnWait = Callable[[Sequence[OpenTransaction]], None]
 
 @dataclass(frozen=True, slots=True)
 class SlotReader:
-    """The session that reads the slot. Without the role pg_monitor, the server hides some of it."""
+    """The session that reads the slot. The server hides some of these fields from roles that are not members
+    of pg_monitor.
+    """
 
     pid: int
     application: str | None
@@ -126,12 +128,12 @@ def inspect_server(connection: Connection) -> Server:
 
 
 def server_faults(server: Server) -> Iterator[PenstockError]:
-    """Every reason why this server cannot be captured. A run stops with the first one."""
+    """The errors for all reasons why this server cannot be captured. A run raises the first one."""
     if server.in_recovery:
         yield StandbyError(
             "the server is a standby, on which publications and slots are not reliable",
-            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in "
-            "the dsn finds it",
+            hint="point source.dsn at the primary; in a dsn with several hosts, "
+            "target_session_attrs=read-write selects it",
         )
     if server.wal_level != "logical":
         yield WalLevelError(
@@ -148,7 +150,7 @@ def check_server(server: Server) -> None:
 def current_position(connection: Connection) -> Position:
     """The position up to which the server has flushed its WAL.
 
-    Everything committed so far is at or below it.
+    All commits that are on disk are at or below it.
     """
     row: Any = connection.execute(query("replication", "current_lsn")).fetchone()
     return Position.parse(row[0])
@@ -199,8 +201,8 @@ def inspect_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def check_slot(slot: Slot, database: str) -> None:
-    """Raise an error with the reason if this slot cannot be read. A current reader is not such a reason: see
-    `check_idle`.
+    """Raise an error with the reason if this slot cannot be used. `check_idle` checks whether another session
+    reads it.
     """
     foreign = _foreign(slot, database)
     if foreign is not None:
@@ -210,7 +212,7 @@ def check_slot(slot: Slot, database: str) -> None:
         raise SlotLostError(
             f"the server has invalidated slot {slot.name} ({reason}): "
             f"{_REASONS.get(reason, 'it does not report why')}; "
-            f"what committed after {slot.confirmed} can no longer be read",
+            f"transactions that committed after {slot.confirmed} can no longer be read",
             hint=f"{drop_statement(slot.name)} then {COPY_AGAIN}",
         )
 
@@ -251,7 +253,9 @@ def _foreign(slot: Slot, database: str) -> PenstockError | None:
 
 
 def check_idle(slot: Slot) -> None:
-    """Raise if the slot has a reader. Call it after all other checks: only this problem resolves itself."""
+    """Raise `SlotBusyError` if the slot has a reader, or has not been created completely. Call it after all
+    other checks: only these problems may resolve themselves.
+    """
     if slot.reader is not None:
         raise SlotBusyError(
             f"slot {slot.name} is being read by server process {slot.reader.describe()}",
@@ -281,7 +285,7 @@ def inspect_other_slots(connection: Connection, name: str) -> list[str]:
 
 
 def drop_statement(name: str) -> str:
-    """The SQL statement, for error messages."""
+    """The SQL statement that drops the slot, for error messages."""
     return f"SELECT pg_drop_replication_slot('{name}');"
 
 

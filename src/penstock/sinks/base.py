@@ -1,8 +1,8 @@
 """The sink contract: targets, snapshots, epochs and maintenance.
 
-A sink commits a table's data and its position in one commit, and owns the position: `Target.applied` is read
-from the target itself. All methods run in the driver. `apply` may run for different tables in different
-threads at the same time.
+A sink commits a table's data and its applied position in one commit. The target itself stores the position;
+`Target.applied` is loaded from it. All methods run in the driver. `apply` may run for different tables in
+different threads at the same time.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class MaintenanceSettings:
     """Maintenance of Delta tables."""
 
     compact_after: int = 64
-    """Number of small files from which they are compacted into one; 0: no compaction."""
+    """Number of small files at which they are compacted; 0 disables all compaction."""
     checkpoint_after: int = 50
     """Commits between Delta checkpoints; 0: no checkpoints."""
     keep_seconds: float | None = 7 * 86400.0
-    """Age from which files and versions are removed; None: nothing is removed."""
+    """Age after which files and versions are removed; None: nothing is removed."""
     versions: int = 20_000
     """Maximum number of versions to keep. Versions younger than `hold_seconds` are kept in any case."""
     hold_seconds: float = 3600.0
@@ -64,8 +64,8 @@ class MaintenanceSettings:
 
 
 class Cooldown:
-    """Pause after a task for ten times its duration, so that the task takes at most a tenth of the time for
-    tables of any size.
+    """Pause after each run of a task for ten times the duration of the run. The task is then active at most a
+    tenth of the time, whatever the size of the table.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Cooldown:
 
     @contextmanager
     def after(self) -> Iterator[None]:
-        """Start the pause at the end of the block, even if it fails."""
+        """Start the pause at the end of the block, also if the block raises."""
         started = time.monotonic()
         try:
             yield
@@ -87,67 +87,77 @@ class Cooldown:
 
 
 SHADOWS = "penstock_shadows"
-"""The directory or namespace of the copies that resyncs fill, above the pipeline's own."""
+"""Directory or namespace of the shadows that resyncs fill. It contains a directory or namespace for each
+pipeline.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The state of a target table: its applied position, and the source columns of its columns."""
+    """The state of a target table, loaded from the target: its columns, its applied position, and the source
+    column of each of its columns.
+    """
 
     table: TableName
     source_oid: int
     key: tuple[str, ...]
     schema: pa.Schema
     applied: Position | None
-    """None if the first snapshot did not finish."""
+    """None if the table is not a complete copy of the source, for example because its first snapshot did not
+    finish.
+    """
     mode: Mode = Mode.MIRROR
     origin: Origin | None = None
     """The source column of each column; None if not recorded."""
     copy: str | None = None
-    """Identifies the snapshot of the first rows; None if not recorded. A resync replaces it together with the
-    rows.
+    """Identifies the snapshot that filled the table; None if not recorded. A resync replaces the rows and
+    this value together.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlace:
-    """Where and how executors write a table's snapshot files. Sent to the executors."""
+    """Directory, file names and columns of the data files that executors write, for a snapshot or an epoch.
+    Sent to the executors.
+    """
 
     directory: str
     schema: pa.Schema
-    """With the column names used in the files, which may differ from the table's."""
+    """The columns under the names used in the files, which may differ from the table's."""
     prefix: str
     values: tuple[tuple[str, str | int | bool | None], ...] = ()
-    """Columns with one value for all rows, by their name in `schema`. The chunks have all other columns.
-    Times are texts.
+    """Columns with one value for all rows: name in `schema`, and value. The rows to write contain all other
+    columns. A timestamp is given as ISO 8601 text.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A written file, as its executor reports it."""
+    """A data file that an executor wrote, as reported to the driver."""
 
     name: str
     rows: int
     bytes: int
     stats: str
-    """Column statistics, in the sink's own format."""
+    """Column statistics, in a format of the sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """Rows that changed between the first and the last fence of a snapshot. Every row with one of these keys
-    is replaced.
+    """Rows that changed between the first and the last fence of a snapshot. A repair deletes every row of the
+    target whose key is in `keys`, and inserts `rows`.
     """
 
     keys: str
-    """A directory of Parquet files with each key once: `match_<j>` and `match_text_<j>` for each column of
-    the key.
+    """Directory of Parquet files that contain each changed key once. Columns: `match_<j>` and
+    `match_text_<j>` for each column of the key.
     """
     rows: tuple[str, ...]
-    """Parquet files with the rows at the last fence: `value_<i>` for each column, and `_exact`."""
+    """Parquet files with the changed rows as of the last fence. Columns: `value_<i>` for each column of the
+    table, and `_exact`.
+    """
     is_made: bool = False
-    """Whether the transform has already been applied to them."""
+    """Whether the transform has already been applied to `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,36 +168,42 @@ class TableChanges:
     slices: Sequence[FileSlice]
     counts: ChangeCounts
     views: Mapping[TableSchema, View] = field(default_factory=dict)
-    """How to read the changes of each schema version; empty: all have the columns of the target."""
+    """Maps the changes of each schema version to the columns of the target; empty if all changes have these
+    columns.
+    """
     evolution: Evolution | None = None
-    """The schema change that the target has to follow with these changes."""
+    """The schema change that the target must apply in the same commit as these changes."""
     alterations: Sequence[Alteration] = ()
-    """Hints from the DDL trigger about tables that were altered during the epoch, this one and others."""
+    """The schema changes of tables during the epoch as the event trigger reported them, including those of
+    other tables.
+    """
 
     @property
     def schemas(self) -> list[TableSchema]:
-        """The schema versions among the changes, oldest first. A version that was restored appears again."""
+        """The schema versions of the changes, oldest first. A version that a later schema change restores
+        appears again.
+        """
         return [version for version, _ in groupby(slice.file.schema for slice in self.slices)]
 
 
 ChunkWriter = Callable[
     [Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]
 ]
-"""Writes the rows of a chunk to the target: rows, place, number of the chunk, and the fence at which it is
-read.
+"""Function that writes the rows of a chunk to the target. Arguments: the rows, the place, the number of the
+chunk, and the fence at which the chunk is read.
 
-Returns the written file and the fence of its rows, which is an earlier one if another attempt wrote the chunk
-first. In that case the rows are not read. Runs on an executor.
+Returns the written file and the fence of its rows. If an earlier attempt has already written the chunk, the
+rows are not read, and the file and the fence are those of that attempt. Runs on an executor.
 """
 
 
 def rewound_error(
     place: str, table: TableName, applied: Position | None, known: Position
 ) -> TargetRewoundError:
-    """The error for a target that lacks changes which this run has applied: it was dropped, replaced or
+    """The error for a target that lacks changes that were already applied to it: it was dropped, replaced or
     restored to an older version.
 
-    The source has released these changes, so the table needs a resync.
+    These changes may no longer be in the spool, so the table needs a resync.
     """
     holds = (
         "does not exist, or its first snapshot did not finish"
@@ -205,8 +221,8 @@ class Targets(ABC):
 
     @abstractmethod
     def load_target(self, table: TableName) -> Target | None:
-        """Load the state of a target. None if there is none. Raises `TargetForeignError` if another pipeline
-        wrote it.
+        """Load the state of a target; None if the table does not exist. Raises `TargetForeignError` if this
+        pipeline does not own the table.
         """
 
     @abstractmethod
@@ -215,8 +231,8 @@ class Targets(ABC):
 
     @abstractmethod
     def are_distinct(self, one: TableName, other: TableName) -> bool:
-        """Whether two tables whose names differ only in case get different locations. Called at start, before
-        any write.
+        """Whether two tables whose names differ only in case get different locations. Called at the start of
+        a run, before the first write.
         """
 
     def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
@@ -230,12 +246,14 @@ class Targets(ABC):
 class Sink(Targets):
     @abstractmethod
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
-        """Create the table if necessary and remove files of an unfinished snapshot. Idempotent."""
+        """Create the table if it is missing, and remove files of an unfinished snapshot. Returns the place
+        for the snapshot's files. Idempotent.
+        """
 
     @property
     def chunk_writer(self) -> ChunkWriter | None:
-        """How executors write the chunks of a snapshot; None: to Parquet files in the directory of the
-        place.
+        """The function with which executors write the chunks of a snapshot. None: they write Parquet files to
+        the directory of the `SnapshotPlace`.
         """
         return None
 
@@ -248,8 +266,8 @@ class Sink(Targets):
     def can_resume_snapshot(
         self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
     ) -> bool:
-        """Whether an unfinished snapshot at `place` can continue: the table has no position yet, and `files`
-        are unchanged.
+        """Whether an unfinished snapshot at `place` can continue: the table has no applied position yet, and
+        `files` are unchanged.
         """
 
     @abstractmethod
@@ -265,8 +283,8 @@ class Sink(Targets):
         """Fill the table with `files`, replace the rows in `changed`, and set the applied position to
         `fence`.
 
-        The replacement and the position are one commit. Before it, the table has no applied position, and the
-        call can be repeated with other `changed` rows.
+        The replacement and the position are one commit. Until that commit the table has no applied position,
+        and the call can be repeated with other `changed` rows.
         """
 
     @abstractmethod
@@ -274,10 +292,10 @@ class Sink(Targets):
         """Remove the table and its content."""
 
     def adopt(self, schema: TableSchema) -> bool:
-        """Take over a table that this pipeline did not create. Its rows stay for now, and it has no applied
-        position.
+        """Take over a table that this pipeline did not create. Its rows stay until a complete copy replaces
+        them. Until then it has no applied position.
 
-        Returns whether a resync has to replace the rows (see `replace`); otherwise `finish_snapshot` replaces
+        Returns True if a resync has to replace the rows (see `replace`), False if `finish_snapshot` replaces
         them. Raises if the columns do not fit.
         """
         raise SinkRefusedError(
@@ -291,14 +309,15 @@ class Sink(Targets):
 
     @abstractmethod
     def release_ownership(self, table: TableName) -> None:
-        """Remove the applied position, so that the table is no longer a copy of the source. The rows stay."""
+        """Remove the applied position: the rows stay, but the table is no longer a copy of the source."""
 
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         """Replace the content of the table by its copy in `shadow`, a sink of the same kind, and set the
-        position, in one commit.
+        applied position, in one commit.
 
-        The replacement succeeded if and only if the table has the `copy` of the shadow and is at `position`.
+        After a crash, the replacement was committed if and only if the table has the `Target.copy` of the
+        shadow and is at `position`.
         """
 
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
@@ -310,14 +329,14 @@ class Sink(Targets):
         del table, shadow
 
     def cancel_replace(self, table: TableName, shadow: Sink) -> None:
-        """Remove files that `prepare_replace` created and `replace` did not use. Called before the shadow is
-        dropped, in any case.
+        """Remove files that `prepare_replace` created and no `replace` used. Always called before a shadow is
+        dropped, also after a successful `replace`.
         """
         del table, shadow
 
     @abstractmethod
     def shadow(self, copy: str) -> Sink:
-        """A sink of the same kind that a resync fills. `copy` identifies the new copy (see `replace`)."""
+        """A sink of the same kind for the shadows of resyncs. `copy` is a name for this set of shadows."""
 
     @abstractmethod
     def drop_shadows(self) -> None:
@@ -325,19 +344,19 @@ class Sink(Targets):
 
     @abstractmethod
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """The newest version of the table that has no changes of the pipeline after `position`; None if that
+        """The newest version of the table without changes of this pipeline after `position`; None if that
         version no longer exists.
         """
 
     @abstractmethod
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
-        """The table's rows at one version, or now: the source's columns, `_exact`, and the columns of the
-        mode.
+        """Read the table's rows at `version`, or at the newest version if it is None: the source's columns,
+        `_exact`, and the columns that the mode adds.
         """
 
     def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
-        """Read the same rows in this process, without Spark. None: they exceed the limit, or only Spark can
-        read them.
+        """Read the same rows as `read`, but in this process and without Spark. None: the rows exceed the
+        limit, or only Spark can read them.
         """
         del table, version, limit_bytes
         return None
@@ -351,9 +370,7 @@ class Sink(Targets):
         """
 
     def slow_warning(self, table: TableName) -> PenstockError | None:
-        """A warning about the reason why epochs of this table are slow, as of the last epoch; None if they
-        are not.
-        """
+        """A warning with the reason why the last epoch of this table was slow; None if it was not."""
         del table
         return None
 
@@ -365,8 +382,8 @@ class Sink(Targets):
         return [end]
 
     def needs_earlier_changes(self, changes: TableChanges) -> bool:
-        """Whether a result may depend on values of earlier changes of the epoch, so that each part of it must
-        begin with the first change.
+        """Whether the sink may need values of the epoch's earlier changes to apply a part of an epoch. If so,
+        each part passed to `apply` begins with the first change of the epoch.
         """
         del changes
         return False
@@ -374,8 +391,8 @@ class Sink(Targets):
     def find_rejected(
         self, target: Target, changes: TableChanges, end: Position
     ) -> dict[tuple[int, int], str]:
-        """After `ValuesRefusedError`: the rejected changes, by commit version and ordinal, with the reason.
-        Writes nothing.
+        """The rejected changes, by commit version and ordinal, with the reason for each. Called after `apply`
+        raised `ValuesRefusedError`. Writes nothing.
         """
         del target, changes, end
         return {}
@@ -390,8 +407,8 @@ class Sink(Targets):
     def maintain(self, table: TableName) -> None:
         """Do the maintenance that is due; return quickly if none is. Rows and positions do not change.
 
-        One thread calls it repeatedly for every streaming table while epochs are applied. Epochs must not
-        wait for it or fail because of it. Errors are logged. The process may be stopped at any point of it.
+        One thread calls it repeatedly for every streaming table while epochs are applied. It must not delay
+        epochs or make them fail. The caller logs its errors. The process may be stopped at any point of it.
         """
         del table
 
@@ -406,12 +423,14 @@ def apply_in_steps(
     """Call `apply` for each part of the changes that the sink commits separately, with the end position of
     the part.
 
-    A table that was paused, or waited for its snapshot, may have more changes than one commit should hold. At
-    the end of each part the target equals the source. A schema change is one commit with all changes.
+    A table that was paused, or waited for its snapshot, may have more changes than one commit should contain.
+    After each part the target equals the source at the end position of the part. If there is a schema change,
+    all changes are one part.
 
-    A part has only the changes after the part before it. Transforming and screening read all changes of a
-    part, so parts that repeated earlier changes would cost the square of their number. Only a sink that
-    `needs_earlier_changes` gets them again; it skips those that it has applied.
+    A part contains only the changes after the previous part. Transforms and the search for rejected rows read
+    all changes of a part, so if each part repeated the earlier changes, the cost would grow with the square
+    of the number of parts. Only a sink that `needs_earlier_changes` gets the earlier changes again; it skips
+    those that it has applied.
     """
     ends = [end] if changes.evolution is not None else sink.steps(changes.slices, end)
     if len(ends) == 1:
@@ -426,11 +445,13 @@ def apply_in_steps(
 
 
 def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str) -> None:
-    """Raise an error if the target lacks columns of the changes, or if its mode is not the configured one."""
+    """Raise `SchemaChangedError` if changes without a view differ from the target in columns, key or source
+    table, or if the target does not have the configured mode.
+    """
     if target.mode is not mode:
         raise SchemaChangedError(
             f"table {target.table} has the mode {target.mode}, but {mode} is configured",
-            hint=f"penstock tables resync {target.table}, or configure the mode {target.mode} again",
+            hint=f"penstock tables resync CONFIG {target.table}, or configure the mode {target.mode} again",
         )
     for schema in changes.schemas:
         found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
@@ -449,32 +470,33 @@ SNAPSHOTS = "penstock_snapshots"
 SCRATCH = "penstock_scratch"
 READS = "penstock_reads"
 RESERVED = frozenset({EPOCHS, DEAD_LETTERS, SNAPSHOTS, SCRATCH, READS, SHADOWS})
-"""Names of a pipeline's own directories, next to those of schemas. A schema with such a name would share a
-directory.
+"""Names of Penstock's directories in the target, which are next to the directories of schemas. A source
+schema with such a name is rejected, because both would share a directory.
 """
 
 
 def reserved_schema(table: TableName) -> UnsupportedTableError | None:
-    """The reason why a table of this schema cannot be written to a lake; None if it can."""
+    """The error for a table whose schema has a reserved name; None for other tables."""
     if table.schema.casefold() not in RESERVED:
         return None
     return UnsupportedTableError(
-        f"table {table} cannot be mirrored: the target has a directory {table.schema} for files of pipelines",
+        f"table {table} cannot be mirrored: the schema name {table.schema} is reserved for a directory of "
+        "Penstock in the target",
         hint="route the table to another schema with into: in a rule for it, rename the schema at the "
         "source, or exclude it",
     )
 
 
 def directory_name(name: str) -> str:
-    """A directory name, unique for each name. The escape character is a tilde, because delta-rs decodes
-    percent signs in paths.
+    """The directory name for the name of a schema or table, different for different names. The escape
+    character is a tilde, because delta-rs decodes percent signs in paths.
     """
     escaped = quote(name, safe=" ").replace("~", "~7E").replace("%", "~")
     return f"~2E{escaped[1:]}" if escaped.startswith(".") else escaped
 
 
 class DirectoryTargets(Targets):
-    """The tables of one pipeline under `root`, one directory each."""
+    """The tables of one pipeline under `root`, each in a directory."""
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._root = root

@@ -1,4 +1,6 @@
-"""Spark DataFrames of changes: quoting for Spark SQL, spooled files, and the changed keys of a snapshot."""
+"""Spark DataFrames of spooled changes and of the keys that changed during a snapshot, and quoting for Spark
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def text_literal(text: str) -> str:
 
 
 def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[FileSlice]) -> DataFrame:
-    """The changes in `slices`, with the types of `schema`. Executors read the files; this only checks that
-    they exist.
+    """A DataFrame of the changes in `slices`, with the types of `schema`. Executors read the files later;
+    this function only checks that they exist.
     """
     struct = from_arrow_schema(change_schema(schema), prefer_timestamp_ntz=True)
     alike: dict[tuple[object, ...], list[FileSlice]] = {}
@@ -87,9 +89,10 @@ def _within(slice: FileSlice) -> Column:
 
 
 def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[str] = ()) -> DataFrame:
-    """Every key in `changes`, each once, as stored in the target and as the source reads it.
+    """The distinct keys in `changes`: as stored in the target (`match_<j>`, `match_text_<j>`), and as text
+    that the source can parse (`text_<j>`).
 
-    `constants`: values of further key columns of the target that the source does not have.
+    `constants`: values of the target's further key columns, which the source does not have.
     """
     columns = {column.name: column.arrow_type for column in schema.columns}
     parts = []
@@ -112,7 +115,9 @@ def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[st
 
 
 def _written(value: Column, arrow_type: pa.DataType) -> Column:
-    """The value as text that Postgres reads, with both time zones set to UTC."""
+    """The value as text that Postgres can parse, if the time zones of both sessions, Spark's and Postgres',
+    are UTC.
+    """
     if pa.types.is_binary(arrow_type):
         return F.concat(F.lit("\\x"), F.hex(value))
     return value.cast("string")

@@ -1,15 +1,17 @@
-"""Schema evolution: plan how a target must change to accept changes with another schema, or that the table
-must be resynced.
+"""Schema evolution: plan how the columns of a target change for changes with another schema, or decide that
+the table must be resynced.
 
 All functions are pure. The target gets the columns of the last schema version. Changes of earlier versions
-are read with these columns: under their current names, and with the default value of columns that were added
-later. If the WAL stream does not determine the change, the table is resynced.
+are mapped to these columns: columns get their current names, and columns that were added later get their
+default value. If the WAL stream does not show which columns were added, dropped or renamed, the table is
+resynced.
 
-`ALTER … TYPE … USING` can replace any value, and no log shows it. If the server did not rewrite the rows, the
-values are unchanged. A change to a wider numeric type always rewrites the rows; it is treated as
-value-preserving, since it almost always is.
+`ALTER … TYPE … USING` can replace any value, and the WAL stream does not show it. If the server did not
+rewrite the rows, the values are unchanged. A change to a wider numeric type always rewrites the rows; it is
+treated as value-preserving, since it almost always is.
 
-Dropped columns stay in the target and are null in later rows. If their name is used again, they are renamed.
+Dropped columns stay in the target and are null in later rows. If a later column has the same name, the
+dropped column is renamed in the target.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ class TypeChange(Enum):
     WIDER = auto()
     """A wider type, all values unchanged."""
     OTHER = auto()
-    """Unknown."""
+    """Any other change: values may have changed."""
 
 
 def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rewritten: bool) -> TypeChange:
-    """Compare type, modifier and Arrow type of one column. `is_rewritten`: the server rewrote all rows in
-    between.
+    """Compare an earlier definition of a column, `before` (type OID, modifier, Arrow type), with a later one.
+    `is_rewritten`: the server has rewritten all rows since the earlier one.
     """
     oid, modifier, arrow_type = before
     if (oid, modifier, arrow_type) == (after.type_oid, after.type_modifier, after.arrow_type):
@@ -87,15 +89,21 @@ class AddedColumn:
     name: str
     arrow_type: pa.DataType
     fill: pa.Scalar
-    """The default value of existing rows, also of rows looked up in older data; may be null."""
+    """The default value for existing rows, including rows that a lookup reads from older data files; may be
+    null.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """A schema change of a target. All columns change at once, since names may be swapped."""
+    """The plan of a schema change of a target. All columns change at once, since two columns may swap their
+    names.
+    """
 
     columns: pa.Schema
-    """The source's columns as the target has them afterwards, dropped ones included."""
+    """The columns after the change, without those that the mode adds. Includes columns that the source has
+    dropped.
+    """
     key: tuple[str, ...]
     origin: Origin
     renamed: Mapping[str, str]
@@ -106,7 +114,7 @@ class Evolution:
     widened: Mapping[str, pa.DataType]
     """The new type of each widened column, by its new name."""
     dropped: tuple[str, ...]
-    """Columns that the source has dropped now, by their new names."""
+    """Columns that the source drops with this schema change, by their new names in the target."""
     views: Mapping[TableSchema, View]
 
     @property
@@ -118,7 +126,9 @@ class Evolution:
 def same_views(
     origin: Origin, key: tuple[str, ...], versions: Collection[TableSchema]
 ) -> dict[TableSchema, View] | None:
-    """How to read changes that all have the columns of the target; None if some differ."""
+    """A view for each of `versions` if all of them have the columns and the key of the target; None if one of
+    them differs.
+    """
     names = {column.name: column.target for column in origin.columns.values() if column.target is not None}
     for version in versions:
         if not origin.is_shape_of(version) or tuple(names.get(name) for name in version.key) != key:
@@ -138,14 +148,14 @@ def plan_evolution(
     ends: bool = False,
     hints: Sequence[DdlHint] = (),
 ) -> Evolution:
-    """Plan the change from the target's `columns` to the last of `versions`, which are oldest first; `now` is
-    the catalog, read after them.
+    """Plan the change from the target's `columns` to the last of `versions`, which are oldest first. `now` is
+    the table in the catalog, read after these versions.
 
-    `ends`: the target should get the catalog's columns, because no change with other columns will follow.
-    `hints`: hints of the DDL trigger for each of `versions`.
+    `ends`: the target gets the columns of the catalog, because no later change has other columns. `hints`:
+    for each of `versions` the hint of the event trigger.
 
-    `is_fixed`: the target keeps its columns and names, and ignores new columns. `is_log`: the target holds
-    changes, so rows from before a column was added have no value in it. Raises `ResyncRequired`.
+    `is_fixed`: the target keeps its columns and names, and ignores new columns. `is_log`: each row of the
+    target is a change, so rows that are older than an added column are null in it. Raises `ResyncRequired`.
     """
     attributes = now.schema.attributes
     if attributes is None or not now.schema.columns:
@@ -219,7 +229,9 @@ class _Plan:
 
     @cached_property
     def _targets(self) -> dict[int, str]:
-        """The names in the target of the columns of the last version, as far as the target has them."""
+        """The name in the target of each column of the last version, by column number. Without columns that
+        the target does not have.
+        """
         known = self.origin.columns
         if self.is_fixed:
             return {
@@ -234,7 +246,7 @@ class _Plan:
 
     @cached_property
     def _dropped(self) -> dict[int, str]:
-        """Columns of the target, by name, that the source no longer has."""
+        """Names in the target of the columns that the last version no longer has, by column number."""
         return {
             number: column.target
             for number, column in self.origin.columns.items()
@@ -258,16 +270,16 @@ class _Plan:
         return {old: new for old, new in renamed.items() if old != new}
 
     def _check_names(self) -> None:
-        """Raise for names that Spark cannot distinguish or that Penstock reserves. The resync then rejects
-        the table with the reason.
+        """Raise `ResyncRequired` for names that Spark cannot distinguish or that Penstock reserves. The
+        resync then rejects the table with the reason.
         """
         folded = [name.casefold() for name in self._targets.values()]
         if len(set(folded)) < len(folded) or METADATA_NAMES & set(folded):
             raise ResyncRequired("a column has a name that the target does not allow")
 
     def _check_key(self) -> None:
-        """Raise an error if the key changed, because rows are then identified differently. A version without
-        a key may be between two versions with the same key: its changes have whole rows.
+        """Raise `ResyncRequired` if the key changed, because rows are then identified differently. A version
+        without a key between two versions with the same key is accepted, because its changes have whole rows.
         """
         known = self.origin.numbers_of(self.key)
         if (
@@ -280,7 +292,7 @@ class _Plan:
             raise ResyncRequired("it lost a column, and all columns together identify its rows")
 
     def _types(self) -> dict[str, pa.DataType]:
-        """The new types of widened columns, by name."""
+        """The new types of widened columns, by their name in the target."""
         widened: dict[str, pa.DataType] = {}
         for number, target in self._targets.items():
             known = self.origin.columns.get(number)
@@ -309,7 +321,7 @@ class _Plan:
         }
 
     def _fill(self, number: int) -> pa.Scalar:
-        """The default value of rows that existed when the column was added."""
+        """The default value of a column for rows that existed when it was added."""
         column = self._last[number]
         if self.is_log:
             return pa.scalar(None, column.arrow_type)
@@ -374,7 +386,7 @@ class _Plan:
         if number in self._last or number not in self._dropped:
             return self._targets.get(number)
         name, known = self._dropped[number], self.origin.columns[number]
-        # If values are text, only the declarations distinguish types.
+        # Several Postgres types are stored as text; only the declared types distinguish them.
         is_same = (known.type_oid, known.type_modifier) == (column.type_oid, column.type_modifier)
         return (
             self._renamed.get(name, name)

@@ -1,7 +1,8 @@
-"""Run tasks of a sink on Spark executors. The driver sends functions and tasks, and gets their results.
+"""Run tasks of a sink on Spark executors. The driver sends a function and its tasks, and receives the
+results.
 
-An epoch of a few hundred changes takes 12 ms to compute, and four times as long through Spark on two busy
-cores. Such small work therefore runs in the driver (decision 38), with the same functions.
+An epoch of a few hundred changes takes 12 ms in the driver, and four times as long as a Spark job on two busy
+cores. Small epochs therefore run in the driver (decision 38), with the same functions.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from penstock.spool.reader import FileSlice
 from penstock.worker import settle_worker
 
 _LIGHT_BYTES = 256 << 10
-"""Applies to files whose size equals their size in memory: without compression and dictionaries."""
+"""Maximum size of spool files that are read in the driver. These files have no compression and no
+dictionaries, so their size equals their size in memory.
+"""
 _LIGHT_ROWS = 5_000
 
 _BROADCAST_BYTES = 512 << 10
-"""Shared data of this size is sent by a broadcast that is destroyed after the job. Spark would broadcast a
-closure of 1 MiB by itself, and keep the file of that until the session ends.
+"""Shared data of at least this size is sent as a broadcast, which is destroyed after the job. Spark itself
+would broadcast a closure of more than 1 MiB, and keep the file of that broadcast until the session ends.
 """
 
 In = TypeVar("In")
@@ -47,24 +50,25 @@ class Executors(ABC):
 
     @abstractmethod
     def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
-        """Run all `tasks` independently, and return their results in order. Raises the Penstock error that a
-        task raised.
+        """Run `function` for each of `tasks` independently, and return the results in order. If a task raises
+        a Penstock error, that error is raised.
 
         Functions, tasks and results are sent between processes. A failed task may run again on another
-        executor while its first attempt still runs, so each attempt must use its own file names. `light`: the
-        tasks together are less work than a Spark job (see `are_light`), and may run in the driver.
+        executor while its first attempt still runs, so each attempt must use its own file names. `light`: all
+        tasks together are less work than starting a Spark job (see `are_light`), so they may run in the
+        driver.
         """
 
 
 def are_light(slices: Sequence[FileSlice]) -> bool:
-    """Whether reading these and writing the result takes less time than starting a Spark job."""
+    """Whether reading `slices` and writing the result takes less time than starting a Spark job."""
     size, rows = sum(slice.file.bytes for slice in slices), sum(slice.file.rows for slice in slices)
     return size <= _LIGHT_BYTES and rows <= _LIGHT_ROWS
 
 
 class SparkExecutors(Executors):
-    """One Spark job per `run`, one Spark task per task. `failure`: the error type for errors that are not
-    Penstock's.
+    """Runs one Spark job per call of `run`, and one Spark task per task. `failure` is the class for errors
+    that are not Penstock's.
     """
 
     def __init__(self, spark: SparkSession, failure: type[PenstockError] = SinkError) -> None:
@@ -98,7 +102,7 @@ class SparkExecutors(Executors):
 
     @contextmanager
     def _shared(self, common: Common[In] | None) -> Iterator[Callable[[], Common[In] | None]]:
-        """A function for executors that returns `common`, until the job has ended."""
+        """Yield a function that returns `common` on executors. It works only until the block ends."""
         data = cloudpickle.dumps(common)  # type: ignore[no-untyped-call]
         if len(data) < _BROADCAST_BYTES:
             yield _Loader(data)
@@ -120,7 +124,7 @@ class SparkExecutors(Executors):
 
     def _run_in_driver(self, function: Callable[[In], Out], task: In) -> Out:
         """Run a task in the driver, with the same errors as on an executor. Messages of other libraries may
-        quote a row, so they are not passed on.
+        quote row values, so they are left out.
         """
         try:
             return function(task)
@@ -132,7 +136,7 @@ class SparkExecutors(Executors):
 
 @dataclass(frozen=True, slots=True)
 class Common(Generic[In]):
-    """Fields that are the same object in all tasks of a job."""
+    """The class of a job's tasks, and those of their fields that are the same object in all tasks."""
 
     kind: Callable[..., In]
     fields: Mapping[str, object]
@@ -140,7 +144,7 @@ class Common(Generic[In]):
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Loads what all tasks of a job share. Sent to executors."""
+    """Loads the data that all tasks of a job share. Sent to executors."""
 
     data: bytes | Broadcast[bytes]
 
@@ -152,8 +156,8 @@ class _Loader:
 def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object]]:
     """Separate the fields that all tasks share from the fields of each task, if the tasks are dataclasses.
 
-    Spark serialises the closure once per job, and every task separately. Without this, the file list of a
-    table would be sent once per task.
+    Spark serialises the closure once per job, but each task separately. Without the separation, the file list
+    of a table would be sent once per task.
     """
     first = tasks[0]
     if len(tasks) == 1 or not is_dataclass(first) or any(type(task) is not type(first) for task in tasks):
@@ -169,7 +173,7 @@ def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object
 
 
 def join_task(common: Common[In] | None, own: Any) -> In:
-    """Restore a task from the two results of `split_tasks`."""
+    """Restore a task from its shared fields (`common`) and its other fields (`own`), see `split_tasks`."""
     task: In = own if common is None else common.kind(**common.fields, **own)
     return task
 
@@ -177,7 +181,10 @@ def join_task(common: Common[In] | None, own: Any) -> In:
 def penstock_error(
     error: Exception, otherwise: type[PenstockError], doing: str = "a task failed"
 ) -> PenstockError:
-    """The Penstock error in the text of a Spark error; otherwise an error that names the kind of error."""
+    """The Penstock error that the text of a Spark error contains. If there is none, an error of the class
+    `otherwise` with a description of the Spark error, or `TargetFileLostError` if a file of the target is
+    missing.
+    """
     found = parse_error(str(error))
     if found is not None:
         return found

@@ -4,15 +4,17 @@
 in a task on an executor. However an epoch is split, applying the outcomes of its parts in order results in
 the same table.
 
-Soft delete: the target has one row per key, of the last chain of changes with that key. A row that is
-inserted again is not deleted any more.
+Soft delete: the target has one row per key, with the values of the key's last chain of changes (see
+`row_chains`). A row that is inserted again is no longer flagged as deleted.
 
-History: each commit that leaves a row under a key creates one version, valid from that commit to the next one
-that changes the key. Versions of a key never overlap, and have gaps only while the key did not exist.
+History: each commit after which a key has a row, and which changed that row, creates one version. The version
+is valid until the next commit that changes the key. Versions of a key never overlap, and have gaps only while
+the key did not exist.
 
-Truncates: in mirrors a truncate empties the table. In other modes, and where several source tables share one
-target, each truncate is first expanded to deletes of the rows that it removes: rows of the target, and rows
-inserted or updated earlier in the epoch.
+Truncates: in a mirror, a truncate deletes all rows. In soft_delete and history tables, and if several source
+tables share one target, each truncate is first expanded to deletes of the rows that it removes: rows of the
+target, and rows inserted or updated earlier in the epoch. In append tables, a truncate is a row like every
+other change.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ from penstock.sinks.row_values import Lookup, Stored, Values, View, check_found,
 
 
 def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, Lookup]:
-    """Replace each truncate by equivalent deletes; also returns the lookup to use afterwards."""
+    """Replace each truncate by equivalent deletes. Returns the changes, and the lookup to use with them."""
     places = np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE)).tolist()
     if not places:
         return changes, lookup
@@ -88,7 +90,7 @@ def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
 
 
 def _deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Table:
-    """Deletes of these keys, with the position of a truncate."""
+    """Deletes of `keys`, with the commit and ordinal of the truncate at row `place`."""
     found = pa.concat_tables([each.cast(keys[0].schema) for each in keys])
     shared = {name: changes.column(name)[place] for name in (COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, XID)}
     shared[CHANGE_TYPE] = pa.scalar(ChangeType.DELETE.value, changes.schema.field(CHANGE_TYPE).type)
@@ -104,18 +106,20 @@ def _deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Tabl
 
 
 def source_column(views: Iterable[View]) -> str | None:
-    """The column that names the source table of a row, where several tables share one target."""
+    """The column with the name of each row's source table, if several source tables share the target;
+    otherwise None.
+    """
     return next((view.source for view in views if view.source is not None), None)
 
 
 def expand_source_truncates(
     changes: pa.Table, layout: Layout, source: str | None, lookup: Lookup
 ) -> pa.Table:
-    """Replace truncates of single source tables by deletes. `source` is the column that names the source
-    table.
+    """Replace each truncate of one of several source tables by deletes. `source` is the column with the name
+    of the source table; if it is None, `changes` is returned unchanged.
 
-    `lookup` is called once, with values of that column only, and may return more rows. A log keeps its
-    truncates.
+    `lookup` is called at most once, with values of that column only. It may return rows of other source
+    tables as well. An append table keeps its truncates.
     """
     truncates = (
         np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE))
@@ -134,8 +138,8 @@ def expand_source_truncates(
 
 
 def _expand_for_source(changes: pa.Table, layout: Layout, own: Bools, stored: StoredRows) -> pa.Table:
-    """Replace the truncates of one source table. `own` marks its changes, `stored` has its rows in the
-    target.
+    """Replace the truncates of one source table by deletes. `own` marks the changes of that table; `stored`
+    has the rows of the target that come from it.
     """
     places = np.flatnonzero(own & is_kind(changes, ChangeType.TRUNCATE)).tolist()
     if not layout.key:
@@ -159,8 +163,8 @@ def _expand_for_source(changes: pa.Table, layout: Layout, own: Bools, stored: St
 
 
 def _drop_truncated(changes: pa.Table, layout: Layout, own: Bools, stored: StoredRows, last: int) -> pa.Table:
-    """The same for a table without key, where only the number of equal rows counts: drop all changes before
-    the last truncate.
+    """Like `_expand_for_source`, for a target without a key, where only the number of equal rows counts: drop
+    the source table's changes up to its last truncate, and delete its rows in the target.
     """
     kept = ~own | (np.arange(len(own)) > last)
     rest = changes.filter(pa.Array.from_buffers(pa.bool_(), len(kept), [None, bitmap(kept)]))
@@ -170,7 +174,7 @@ def _drop_truncated(changes: pa.Table, layout: Layout, own: Bools, stored: Store
 
 
 def _source_deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Table:
-    """Deletes of these rows, with the position of a truncate."""
+    """Deletes of `keys` (keys or whole rows), with the commit and ordinal of the truncate at row `place`."""
     first = keys[0].schema
     found = pa.concat_tables([each.select(first.names).cast(first) for each in keys])
     shared = {name: changes.column(name)[place] for name in (COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, XID)}
@@ -191,14 +195,16 @@ def _is_from(rows: pa.Table, source: str, name: str) -> Bools:
 
 
 def _in_order(changes: pa.Table) -> pa.Table:
-    """Changes in commit order; the files of different tables are read one after the other."""
+    """Sort changes into commit order. They are read by file, and each source table has separate files."""
     versions, ordinals = (ints_of(changes.column(name)) for name in (COMMIT_VERSION, ORDINAL))
     order: Rows = np.lexsort((ordinals, versions))
     return take(changes, order)
 
 
 def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, NewRows]:
-    """The keys of rows to delete, and the rows to insert."""
+    """Reduce the changes of a soft_delete table. Returns the keys of the rows to delete, and the rows to
+    insert.
+    """
     changes, lookup = _expand_truncates(changes, layout, lookup)
     (codes,) = key_codes([changes], layout.key)
     chains = RowChains(changes, codes)
@@ -207,8 +213,8 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     stored = _find(codes, values, former, lookup)
     missing = values.incomplete & (stored.met[values.bases] < 0)
     check_found(~missing | chains.is_delete[values.rows])
-    # A row that the target does not have need not be flagged; but the row that it had before under the same
-    # key is now deleted.
+    # If the target does not have a deleted row, it need not be flagged. But an earlier row that the target
+    # has under the same key is then flagged as deleted.
     flagged = [
         values.only(~missing),
         former.only(
@@ -222,7 +228,7 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
 
 
 def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored:
-    """Look up the rows of the target for `values` and for `former`, each key once."""
+    """Look up the rows of the target that `values` and `former` need, each key once."""
     looked_up = values.looked_up
     more = former.looked_up
     looked_up = np.concatenate([looked_up, more[~np.isin(codes[more], codes[looked_up])]])
@@ -234,10 +240,11 @@ def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored
 
 
 def _ends(values: Values, codes: Rows) -> Rows:
-    """The last change of each row that the target has under a key whose later row was also deleted in the
-    epoch, with values missing.
+    """For each key that was deleted several times in the epoch, and whose last delete lacks values: its first
+    delete.
 
-    A filter may have left that later row out of the target.
+    That delete ends the row that the target has. The target may lack the later row with the same key, because
+    a filter excluded it.
     """
     deletes = np.flatnonzero(values.chains.is_delete)
     first = np.full(int(codes.max()) + 1 if len(codes) else 0, -1)
@@ -259,11 +266,11 @@ def _with_flags(values: Values, table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
-    """The last change of each commit, per key, ordered by key and commit."""
+    """The last change that each commit made to each key, ordered by key and commit."""
 
     rows: Rows
     opens: Bools
-    """Whether it is the first commit of its key."""
+    """For each of `rows`, whether its commit is the first one of its key."""
     first: Rows
     """The first change of each key."""
 
@@ -278,15 +285,15 @@ class _Steps:
 
     @property
     def following(self) -> Rows:
-        """For each step, the next step of the same key; -1 for the last."""
+        """For each of `rows`, the row of the key's next commit; -1 for the last commit."""
         following = np.full(len(self.rows), -1)
         following[:-1] = np.where(self.opens[1:], -1, self.rows[1:])
         return following
 
 
 def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, NewRows]:
-    """The identities of versions to close, which are deleted, and the rows to insert: closed versions and new
-    ones.
+    """Reduce the changes of a history table. Returns the identities of the versions to close, whose rows are
+    deleted, and the rows to insert: the closed versions and new ones.
     """
     changes, lookup = _expand_truncates(changes, layout, lookup)
     (codes,) = key_codes([changes], layout.key)
@@ -342,7 +349,7 @@ def _with_validity(table: pa.Table, layout: Layout, changes: pa.Table, start: Ro
 
 
 def _values_or_null(changes: pa.Table, name: str, rows: Rows) -> pa.ChunkedArray:
-    """The values of these rows; null for -1."""
+    """The values of column `name` in `rows`; null where the row is -1."""
     known = rows >= 0
     places = pa.Array.from_buffers(
         pa.int64(), len(rows), [bitmap(known), pa.py_buffer(np.ascontiguousarray(rows))]
@@ -355,17 +362,17 @@ def _flags(values: Bools) -> pa.Array:
 
 
 COUNT = "_count\0"
-"""No source column can have this name."""
+"""Column of `Outcome.deleted` for tables without a key. No source column can have this name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The reduced changes: rows to delete (all rows if `emptied`), then rows to insert."""
+    """The result of `fold`. Apply it in this order: delete rows (all rows if `emptied`), insert rows."""
 
     emptied: bool
     deleted: pa.Table
-    """`Layout.identity` and `_exact` of rows to delete, each once; the target need not have them. Without a
-    key: whole rows, and in `COUNT` how many of each to delete.
+    """`Layout.identity` and `_exact` of the rows to delete, each once; the target need not have these rows.
+    For a table without a key: whole rows, and in `COUNT` how many equal rows to delete.
     """
     new: NewRows
     """Rows to insert, with `Layout.schema`."""
@@ -377,7 +384,7 @@ class Outcome:
 
 
 def fold(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
-    """Reduce `changes`, as `read_slices` returns them."""
+    """Reduce `changes`, which have the columns that `read_slices` returns."""
     return _REDUCTIONS[layout.mode](_in_commit_order(changes), layout, lookup)
 
 
@@ -390,8 +397,8 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
         return _counted(changes, layout, emptied=emptied)
     (codes,) = key_codes([changes], layout.key)
     first, last = firsts_and_lasts(codes)
-    # An insert never conflicts with a row of the target: the target equals the source just before, where the
-    # key is unique.
+    # An insert never conflicts with a row of the target: right before the insert, the target equals the
+    # source, whose keys are unique.
     there = np.sort(first[~is_kind(changes, ChangeType.INSERT)[first]])
     upserts = last[~is_kind(changes, ChangeType.DELETE)[last]]
     if HELPER in changes.column_names:
@@ -407,7 +414,9 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
 
 
 def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
-    """Rows without a key are indistinguishable: only the number of equal rows counts."""
+    """Reduce the changes of a mirror without a key. Its rows are indistinguishable: only the number of equal
+    rows counts.
+    """
     inserted, deleted = is_kind(changes, ChangeType.INSERT), is_kind(changes, ChangeType.DELETE)
     if not (inserted | deleted).all() or changes.column(UNCHANGED).null_count < changes.num_rows:
         raise SinkRefusedError(
@@ -461,7 +470,7 @@ def _in_commit_order(changes: pa.Table) -> pa.Table:
 
 
 def _chosen(table: pa.Table, rows: Rows) -> pa.Table:
-    """These rows, in the order of the table."""
+    """The given rows, in the order of the table."""
     if len(rows) == table.num_rows:
         return table
     wanted: Bools = np.zeros(table.num_rows, np.bool_)

@@ -1,9 +1,9 @@
-"""Key changes with unchanged TOAST values: which changes of other keys a part of an epoch needs.
+"""Key changes with unchanged TOAST values: find the changes of other keys that a part of an epoch needs.
 
 An update that changes the key is a delete of the old key and an insert of the new one, with the next ordinal.
-Unchanged values of the insert are those of the old key, so a task that applies the new key also needs the
-changes of the old one. Either all connected keys are in one part (`join_keys`), or a part also reads the
-changes that it needs of other keys (`find_needed`).
+Unchanged columns of the insert have the values of the row with the old key, so a task that applies the new
+key also needs the changes of the old one. Either all keys connected by such key changes are in one part
+(`join_keys`), or a part also reads the changes of other keys that it needs (`find_needed`).
 """
 
 from __future__ import annotations
@@ -23,26 +23,30 @@ from penstock.sinks.modes import Layout
 from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind, take
 
 Owns = Callable[[Hashes], Bools]
-"""Which keys a part applies, by their hashes."""
+"""Function that returns which keys belong to a part, by their hashes (see `Part.owns`)."""
 
 _PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
 
 HELPER = "_helper\0"
-"""Marks changes of another part. They are read only because values of their rows moved to keys of this part.
-No source column can have this name.
+"""Column that marks changes of keys of another part. They are read only because values of their rows moved to
+keys of this part. No source column can have this name.
 """
 
 CONNECTED_ROWS = 2_000_000
 CONNECTED_BYTES = 512 << 20
-"""Maximum size of the changes in one task whose keys are connected by key changes. These cannot be divided
-further.
+"""Maximum number and size of the changes in one task whose keys are connected by key changes. These changes
+cannot be divided among more tasks.
 """
 MOVES_IN_MEMORY = 1_000_000
-"""Key changes with unchanged values that a task holds at once to follow chains of them."""
+"""Maximum number of key changes with unchanged values that a task holds in memory to follow chains of key
+changes.
+"""
 
 
 class ConnectedLimit:
-    """Limits the connected changes in one task. Raises before they exceed the memory of a worker."""
+    """Limits the connected changes in one task: raises `KeyChangesTooLargeError` before they exceed the
+    memory of a worker.
+    """
 
     def __init__(self, table: TableName | None) -> None:
         self._table = table
@@ -65,8 +69,8 @@ class ConnectedLimit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedKeys:
-    """Hashes of keys that have to be in one part with other keys, ascending, and the hash that represents
-    each of them.
+    """Hashes of keys that must be in one part with other keys, ascending (`hashes`), and for each of them the
+    hash that represents the connected keys (`roots`).
     """
 
     hashes: Hashes
@@ -80,10 +84,10 @@ class JoinedKeys:
 
 
 def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedKeys:
-    """Find keys connected by key changes: an insert with unchanged values, and the delete with the ordinal
-    before it.
+    """Find the keys that are connected by key changes with unchanged values. Such a key change is an insert
+    with unchanged values, and the delete with the preceding ordinal.
 
-    Reads the changes twice, to hold only such inserts in memory.
+    Reads the changes twice, so that only the halves of such key changes are held in memory.
     """
     inserts = [_numbered_keys(_moved(rows), layout, 1) for rows in read()]
     places, hashes = _concatenated(inserts)
@@ -99,7 +103,7 @@ def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedK
 
 
 def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
-    """Connected components of these pairs, each represented by its smallest hash."""
+    """Connected components of the pairs of `ones` and `others`, each represented by its smallest hash."""
     known, numbers = np.unique(np.concatenate([ones, others]), return_inverse=True)
     one, other = numbers[: len(ones)], numbers[len(ones) :]
     label = np.arange(len(known))
@@ -113,8 +117,8 @@ def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
 
 
 def _numbered_keys(rows: pa.Table, layout: Layout, before: int) -> tuple[Hashes, Hashes]:
-    """Numbers for the changes that are `before` ordinals before these, and the hashes of the keys of
-    these.
+    """For each of `rows`: the number (see `_change_numbers`) of the change that is `before` ordinals earlier,
+    and the hash of the row's key.
     """
     hashes, versions, ordinals = _identify(rows, layout)
     return _change_numbers(versions, ordinals - before), hashes
@@ -129,8 +133,8 @@ def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeededKeys:
-    """Hashes of keys, ascending, and the version and ordinal of the last change of each key that another key
-    needs.
+    """Keys of other parts whose changes a part needs: the hashes of the keys, ascending, and for each key the
+    version and ordinal of the last change that is needed.
     """
 
     hashes: Hashes
@@ -161,12 +165,13 @@ class NeededKeys:
 def find_needed(
     read: Callable[[], Iterable[pa.Table]], layout: Layout, owns: Owns, limit: ConnectedLimit
 ) -> NeededKeys:
-    """Find the changes of other keys from which values moved to the keys of a part, up to the delete that is
-    half of a key change.
+    """Find the changes of other keys that a part needs: if values moved from a key to a key of the part, the
+    changes of that key up to the delete that is half of the key change.
 
-    Values may have moved to those keys earlier. If all key changes with unchanged values fit into memory, the
-    changes are read twice. Otherwise the search repeats until it finds no more, usually once; it reads the
-    changes each time and holds only the needed ones.
+    Values may have moved to that key by an earlier key change, so chains of key changes are followed. If all
+    key changes with unchanged values fit into memory, the changes are read twice. Otherwise the search is
+    repeated until it finds no further key change, usually once. Each repetition reads all changes, but holds
+    only the needed key changes in memory.
     """
     moves = _load_moves(read, layout)
     if moves is not None:
@@ -177,8 +182,9 @@ def find_needed(
 
 
 def _load_moves(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> tuple[Hashes, ...] | None:
-    """The key changes with unchanged values, latest first: hash of the new key; hash, version and ordinal of
-    the delete of the old key. None if they are too many, or if their numbers collide.
+    """The key changes with unchanged values, latest first, as four columns: hash of the new key; hash,
+    version and ordinal of the delete of the old key. None if there are too many, or if two have the same
+    number.
     """
     inserts, count = [], 0
     for rows in read():
@@ -208,8 +214,9 @@ def _load_moves(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> tuple
 
 
 def _follow_moves(moves: tuple[Hashes, ...], owns: Owns) -> tuple[Hashes, Rows, Rows]:
-    """The deletes whose values a part needs. A key that is needed at one change is needed at all earlier
-    ones, so one pass from the latest move to the first is enough.
+    """Hash, version and ordinal of the deletes whose values a part needs. If a key is needed up to one of its
+    changes, its earlier changes are needed too, so one pass from the latest key change to the first is
+    enough.
     """
     mine = owns(moves[0])
     needed: set[int] = set()
@@ -256,12 +263,12 @@ def _moved(rows: pa.Table) -> pa.Table:
 
 
 def _identify(rows: pa.Table, layout: Layout) -> tuple[Hashes, Rows, Rows]:
-    """Hashes of keys, versions and ordinals."""
+    """The key hash, version and ordinal of each row."""
     return key_hashes(rows, layout.key), ints_of(rows.column(COMMIT_VERSION)), ints_of(rows.column(ORDINAL))
 
 
 def with_helpers(rows: pa.Table, layout: Layout, owns: Owns, needed: NeededKeys) -> pa.Table:
-    """The changes of a part, and the changes of other parts that it needs."""
+    """The changes of a part, plus the changes of other parts that it needs, marked in column `HELPER`."""
     hashes, versions, ordinals = _identify(rows, layout)
     mine = owns(hashes) | is_kind(rows, ChangeType.TRUNCATE)
     chosen = np.flatnonzero(mine | needed.covers(hashes, versions, ordinals))
@@ -270,5 +277,7 @@ def with_helpers(rows: pa.Table, layout: Layout, owns: Owns, needed: NeededKeys)
 
 
 def _change_numbers(versions: Rows, ordinals: Rows) -> Hashes:
-    """One number per version and ordinal. A collision only puts more changes into one part."""
+    """One number for each version and ordinal. A collision only puts more changes than necessary into one
+    part.
+    """
     return versions.astype(np.uint64) * np.uint64(_PLACE_FACTOR) + ordinals.astype(np.uint64)

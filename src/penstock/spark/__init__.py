@@ -1,4 +1,4 @@
-"""Spark: sessions and the streaming source.
+"""Spark sessions, the data source `postgres-cdc`, and the control stream of a pipeline.
 
-The only package that speaks camelCase, because Spark's own API does.
+The only package with camelCase method names, because Spark's API defines them.
 """

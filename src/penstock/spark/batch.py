@@ -116,7 +116,7 @@ class _Pushdown:
     """`pushFilters` of the reader, used if Spark supports it and harmless otherwise.
 
     With `spark.sql.python.filterPushdown.enabled` at its default, false, Spark refuses every reader that
-    overrides this method. It compares `__func__` with the base class's.
+    overrides this method. It compares the `__func__` of the method with that of the base class.
     """
 
     def __get__(self, reader: CurrentRowsReader | None, owner: type | None = None) -> Any:
@@ -132,14 +132,14 @@ class _BoundPushdown:
         return DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Collect the conditions, and return all filters: Spark applies them again to the rows."""
+        """Collect the SQL conditions. Returns all filters, so that Spark also applies them to the rows."""
         conditions = (translate_filter(each, self.reader.table) for each in filters)
         self.reader.conditions += [condition for condition in conditions if condition is not None]
         return filters
 
 
 class CurrentRowsReader(DataSourceReader):
-    """Lives in the process that plans the query. Each task has a copy."""
+    """Reads the current rows of one table. Spark plans with it in one process, and each task has a copy."""
 
     pushFilters = _Pushdown()
 

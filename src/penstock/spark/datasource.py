@@ -1,7 +1,7 @@
 """Data source `format("postgres-cdc")`.
 
-Spark creates a data source object whenever it needs one, even only for the schema, so all work is done in the
-readers.
+Spark creates a new data source object whenever it needs one, even only for the schema, so these objects have
+no state; the readers do the work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PostgresCdcSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The schema, for stream and batch: Spark does not tell which of them it needs."""
+        """The schema of both stream and batch: Spark does not say for which of them it asks."""
         request = SourceRequest.parse(self.options)
         if request.choice.single is None:
             return _spark_schema(ENVELOPE_SCHEMA)
@@ -109,9 +109,10 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 def register(spark: SparkSession) -> None:
-    """Register `postgres-cdc` in this session. Needed only if Spark does not discover it.
+    """Register `postgres-cdc` in this session. Needed only if Spark does not discover the module
+    `pyspark_penstock`.
 
     Pipelines register the control stream themselves: Spark rejects a name in one session that another active
-    session has registered, unless Spark discovered it.
+    session has registered, unless Spark discovered the source.
     """
     spark.dataSource.register(PostgresCdcSource)

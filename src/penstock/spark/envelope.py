@@ -191,8 +191,8 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
 
 
 def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa.Array:
-    """A mask of the rows that have values in key columns only. A delete with other values has the whole old
-    row.
+    """A mask of the rows that have values in key columns only. A delete that has other values contains the
+    whole old row.
     """
     more = [row for row in _places(exact) if any(name not in table.key for name, _ in exact[row].as_py())]
     found = pa.array(np.isin(np.arange(batch.num_rows), more, invert=True))
@@ -255,8 +255,8 @@ _TASK_ROWS = 100_000
 
 
 def plan_tasks(slices: Iterable[FileSlice]) -> list[tuple[FileSlice, ...]]:
-    """Distribute slices over tasks, in order. Small files share a task, since a task costs more than reading
-    one.
+    """Distribute slices over tasks, in order. Small files share a task, since starting a task costs more than
+    reading a small file.
     """
     tasks: list[list[FileSlice]] = []
     rows = _TASK_ROWS
@@ -295,7 +295,7 @@ def check_shape(table: TableName, found: pa.Schema, schema: pa.Schema) -> None:
 def _read(slices: Sequence[FileSlice]) -> Iterator[tuple[FileSlice, pa.RecordBatch]]:
     for each in slices:
         _check_reachable(each)
-        # A batch is completely in memory, here and in the JVM.
+        # Both limits are needed: a batch is completely in memory, here and in the JVM.
         for batch in read_rows(each, _BATCH_ROWS, _BATCH_BYTES):
             yield each, batch
 

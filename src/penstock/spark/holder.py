@@ -1,8 +1,8 @@
 """Process that holds a snapshot open for a batch read.
 
-The process that plans the query starts it and reads the snapshot's name from it. Tasks import the snapshot.
-The holder exits when no task has read for a while, when the maximum time has passed, or when Spark's process
-or the database connection is gone.
+The process that plans the query starts the holder and reads the snapshot's name from its output. Tasks import
+the snapshot. The holder exits when no task has read for `idle_seconds`, when the maximum time has passed, or
+when Spark's process or the database connection is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.secret import Secret
 IDLE_SECONDS = 60.0
 """Time without readers after which the snapshot is released."""
 PATIENCE = 5
-"""The wait for the first reader, as a multiple of the idle time, since Spark may be busy."""
+"""How long to wait for the first reader, as a multiple of the idle time, since Spark may be busy."""
 
 _LOOK_SECONDS = 1.0
 
@@ -36,7 +36,7 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
         "keeper": os.getppid(),
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # Passed on standard input: other users can see arguments and environments.
+    # The request is passed on standard input, because other users can see a process's arguments.
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.spark.holder"],
         stdin=subprocess.PIPE,
@@ -61,7 +61,7 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
 def main() -> None:
     request = json.loads(sys.stdin.read())
     if os.fork():
-        os._exit(0)  # the parent waits only for the process that it started
+        os._exit(0)  # the planning process waits only for this first process
     password = request["password"]
     address = SourceAddress(request["dsn"], Secret(password) if password else None)
     try:

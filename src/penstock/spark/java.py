@@ -48,7 +48,7 @@ def system_certificates() -> list[bytes]:
 
 
 def jks(certificates: Iterable[bytes]) -> bytes:
-    """A key store with `certificates` as trusted. Equal certificates give equal bytes."""
+    """A key store in JKS format with these trusted certificates. Equal certificates give equal bytes."""
     entries = [_entry(number, certificate) for number, certificate in enumerate(certificates)]
     body = struct.pack(">III", _MAGIC, _VERSION, len(entries)) + b"".join(entries)
     return (
@@ -151,7 +151,7 @@ def ensure_java() -> None:
     on_path = shutil.which("java")
     if on_path and _is_fit(Path(on_path)):
         if home:
-            # Spark would prefer the unsupported one.
+            # Spark would use the unsupported Java in JAVA_HOME.
             os.environ["JAVA_HOME"] = str(Path(on_path).resolve().parent.parent)
         return
     os.environ["JAVA_HOME"] = str(_ensure_bundled_home())
@@ -198,7 +198,7 @@ def _ensure_bundled_home() -> Path:
 def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[bytes] = ()) -> Path:
     """A directory for `JAVA_HOME` whose `bin/java` wraps `java`. Its name contains a digest of its content.
 
-    It is installed again if files are missing, because cleaners of caches delete old files.
+    It is installed again if files are missing, because programs that clean caches delete old files.
     """
     script = _WRAPPER.replace("{java}", shlex.quote(str(java)))
     trusted = jks(certificates) if certificates else b""

@@ -1,8 +1,8 @@
 """Options of `format("postgres-cdc")`, and the limits on what one batch reads.
 
-Spark 4.2 asks the reader for its limit and passes the one that the trigger allows. Spark 4.1 has no limits,
-so the reader applies its own. The names that 4.1 lacks are defined here, so that one reader serves all
-versions.
+Spark 4.2 asks the reader for its default limit, and passes the limit that the trigger allows to
+`latestOffset`. Spark 4.1 passes no limit, so the reader applies the one from the options. This module defines
+the classes that 4.1 lacks, so that one reader works with all versions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:
         max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Marks a reader that stops at the position of the start of the query."""
+        """Marks a reader that can stop at the data available when the query started."""
 
 
 __all__ = ["Admission", "ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow"]
@@ -38,7 +38,7 @@ __all__ = ["Admission", "ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvail
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The most that one batch reads, in whole segments; at least one segment is always admitted.
+    """Limits of one batch, which has whole segments, and always at least one.
 
     None means no limit.
     """
@@ -72,7 +72,7 @@ class Admission:
         return cls(**read_fields(cls, {name.lower(): value for name, value in options.items()}))
 
     def under(self, limit: Any) -> Admission:
-        """The limits with those of Spark's `limit`; Spark 4.1 passes None."""
+        """These limits, overridden by Spark's `limit`; Spark 4.1 passes None."""
         if isinstance(limit, ReadAllAvailable):
             return Admission(None, None, None)
         if isinstance(limit, ReadMaxRows):
@@ -150,7 +150,7 @@ _DERIVED = {
 def _capture_options() -> Iterator[Option]:
     own = {"dsn", "password", *(option.key for option in declared_options(SourceOptions))}
     for option in CAPTURE_OPTIONS.options:
-        # A password file would be read on the executors, and exists on the driver only.
+        # Executors would read a password file, which exists on the driver only.
         if option.is_internal or option.key in own or option is PASSWORD_FILE:
             continue
         if option.name in _DERIVED:
@@ -176,6 +176,6 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
     if any(name.lower() == "capture" for name in options):
         raise ConfigError(
             "the option 'capture' was renamed to 'process'",
-            hint='.option("process", "separate"), or leave it out',
+            hint='use .option("process", "separate"), or omit the option',
         )
     return SOURCE_OPTIONS.check(options)

@@ -1,5 +1,5 @@
-"""Names and values shared by the analysis of row queries and the tasks that use its results. Imports no
-Spark: executors load it.
+"""Names and values shared by the analysis of row queries and the tasks that use its results. Does not import
+pyspark, because executors load this module.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 VALUE: Final = "value"
-"""The field of each result struct. The struct is null if the evaluation failed."""
+"""Name of the one field of each result struct. The struct is null if the evaluation failed."""
 WHERE: Final = "where"
 """Column with the results of the condition. Results of the query's columns are named by their index."""
 

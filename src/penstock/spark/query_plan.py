@@ -1,9 +1,9 @@
 """Analyse a user's SELECT over one table with Spark (columns, their inputs, unsupported parts), and run it
 row by row.
 
-The analysis uses the session of this process, or starts one. A query is evaluated row by row, on changes as
-well as on rows. It must not use other rows, and must be deterministic: a repeated epoch has to produce the
-same rows.
+The analysis uses the Spark session of this process, or starts one. A query is evaluated row by row, on
+changes as well as on rows of a snapshot. It must not use other rows, and must be deterministic: a repeated
+epoch has to produce the same rows.
 
 Every computed column, and the condition, is returned as a struct of one value, which is null if Spark raised
 an error: invalid text for a number, an overflow, a division by zero. The condition is not applied here; the
@@ -43,10 +43,10 @@ _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
-    # A common subexpression would be evaluated before the columns that use it, so its error would not be
-    # limited to one row and column.
+    # Spark would evaluate a common subexpression before the columns that use it, so an error in it would not
+    # be limited to one row and column.
     "spark.sql.subexpressionElimination.enabled": "false",
-    # A column that uses another column of the same SELECT would be a nested query.
+    # Spark would turn a column that uses another column of the same SELECT into a nested query.
     "spark.sql.lateralColumnAlias.enableImplicitResolution": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "uncompressed",
@@ -85,12 +85,12 @@ _FOREIGN: Final = frozenset(
 )
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
-"""Deterministic for Spark, although it returns a new vector for every call."""
+"""Deterministic for Spark, although it uses a new initialization vector for every call."""
 _TABLES: Final = frozenset(
     {"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"}
 )
-"""Leaves that a parsed query may have before analysis. Other statements are refused, since the analysis
-itself may execute them.
+"""Leaves that a parsed query may have before analysis. Statements with other leaves are rejected, since the
+analysis itself may execute them.
 """
 _CLOCK_LITERAL = re.compile(r"""['"]\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
 """Matches `TIMESTAMP 'now'` and `DATE 'today'`, which Spark resolves to the time of the analysis."""
@@ -116,7 +116,7 @@ class Parts:
 
 def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
     """Analyse a query over a table with these columns. Raises `ConfigError` with the reason if it cannot be
-    run row by row, or not at all.
+    run row by row, or is not valid.
     """
     struct = from_arrow_schema(columns, prefer_timestamp_ntz=True)
     with private_session(spark) as session:

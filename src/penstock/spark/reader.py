@@ -1,13 +1,13 @@
-"""Stream readers over the spool, with the capture running inside them.
+"""Stream readers of the spool, which run the capture or follow a separate one.
 
 For each run of a query, Spark keeps one reader in one Python process on the driver. The capture's threads run
 in that process: the first call that needs them starts them, and they end with the process. Offsets are commit
 positions.
 
-The order of Spark's calls differs between versions. In all versions, when `latestOffset` is called, every
-`end` that was planned before belongs to a finished batch. So does the `start` of a range that is not empty.
-Only these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it is the
-last `end` that `partitions` received.
+The order of Spark's calls differs between versions. In all versions, when Spark calls `latestOffset`, every
+`end` that `partitions` has received belongs to a finished batch. So does the `start` of a range that is not
+empty. Only these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it
+is the last `end` that `partitions` received.
 """
 
 from __future__ import annotations
@@ -62,31 +62,32 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     # --------------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, str]:
-        """Always the same, since Spark may call it again after a crash in the first batch. The targets store
-        their positions.
+        """Position zero in every run, since Spark may call this again after a crash in the first batch. A
+        pipeline's targets store their positions.
         """
         return {"position": str(Position.ZERO)}
 
     def getDefaultReadLimit(self) -> Any:
-        """Spark 4.2 and later. Spark passes on only one kind of limit, so this class applies the limit on
-        bytes.
+        """The default limit on rows, for Spark 4.2 and later. Spark passes on only one kind of limit, so this
+        class applies the limits on bytes and transactions.
         """
         return ReadMaxRows(self._admission.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Spark 4.2 and later, before all other calls: the query ends when it has everything that is
-        committed now.
+        """Called by Spark 4.2 and later, before any other method. The query ends after it has read every
+        transaction that is committed at the time of this call.
 
-        It ends at the end of the segment with the last of these commits. The server's current position cannot
-        be an offset: it may be inside a commit record, and confirming it would lose that transaction.
+        Its last offset is the end of the segment with the last of these transactions. The server's current
+        position cannot be an offset: it may be inside a commit record, and confirming it would lose that
+        transaction.
         """
         with connect(CaptureSettings.from_options(self._options).address) as connection:
             goal = current_position(connection)
         self._end_at(goal if self._goal is None else min(goal, self._goal))
 
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: Any = None) -> dict[str, str]:
-        """The end of the next batch. The first call after a finished batch acknowledges it; no other call
-        does. Never moves back.
+        """The end offset of the next batch, never before the last one. The first call after a batch has
+        finished acknowledges that batch; no other method does.
         """
         reached = position_of(start) if start is not None else self._planned or Position.ZERO
         if reached > Position.ZERO:
@@ -118,8 +119,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if start == end:
             return []
         _, spool = self._running(position_of(start))
-        # After a crash an earlier process planned the range, and a lost spool may have to be captured again
-        # first.
+        # After a crash, an earlier process may have planned the range, and a lost spool may have to be
+        # captured again first.
         self._wait_until(self._planned)
         return self._plan(spool, self._first(spool, position_of(start)), self._planned)
 
@@ -133,8 +134,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             self._capture.stop()
 
     def _end_at(self, goal: Position) -> None:
-        """Read nothing beyond the segment that contains `goal`. On an idle database, the goal is reached when
-        the server confirms that nothing else commits before it.
+        """End the query at the end of the segment that contains `goal`. On an idle database, the goal is
+        reached when the server reports that nothing else commits before it.
         """
         self._goal = goal
         self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
@@ -146,7 +147,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     # --- for subclasses -------------------------------------------------------------------------------------
 
     def _acknowledge(self, position: Position) -> None:
-        """Every batch up to `position` is finished."""
+        """Called when Spark has finished every batch up to `position`."""
 
     def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
         return []
@@ -157,13 +158,13 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return begin if begin is not None and reached == Position.ZERO else reached
 
     def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of a batch that is planned up to `planned`. It may be earlier than `planned`; `start` means
-        that there is no batch now.
+        """The end of a batch that the limits allow up to `planned`. A subclass may return an earlier
+        position, or `start` for no batch now.
         """
         return planned
 
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
-        """Called once, before the capture starts; every batch up to `finished` is finished."""
+        """Called once, before the capture starts. Spark has finished every batch up to `finished`."""
 
     def _waiting(self) -> None:
         """Called repeatedly while the reader waits for changes."""
@@ -208,8 +209,8 @@ def _segment_end_at(spool: SpoolReader, position: Position) -> Position | None:
 
 
 def _end_on_sigterm() -> None:
-    """Raise SystemExit on SIGTERM, with which Spark ends this process. By default the slot would stay active
-    until the server notices.
+    """Raise SystemExit on SIGTERM, with which Spark ends this process. Without it, the slot would stay active
+    until the server notices that this process is gone.
 
     The exception unwinds to Spark's loop, which calls `stop()`. The handler itself stops nothing: it may run
     while this thread holds the lock that stopping needs. Spark sends the signal twice. The second one is
@@ -231,8 +232,9 @@ class ControlStreamReader(SpoolStreamReader):
     """Triggers epochs: its batches have no rows, so no task runs. `foreachBatch` takes the range from the
     offset log.
 
-    It never acknowledges: the pipeline releases what its targets have. Its offsets contain the run's id, so
-    that every run begins with a batch in which tables behind the checkpoint catch up.
+    It never acknowledges batches: the pipeline releases the positions that its targets have reached. Its
+    offsets contain the run's id, so that every run begins with a batch, in which tables whose applied
+    position is before the checkpoint's catch up.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -248,8 +250,8 @@ class ControlStreamReader(SpoolStreamReader):
         return {"position": str(position), "run": self._options.get("run", "")}
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """Start at the beginning of the spool if the checkpoint is older. The pipeline detects holes from its
-        targets' positions.
+        """Start at the beginning of the spool if the checkpoint is older. The pipeline detects holes itself,
+        from its targets' positions.
         """
         begin = spool.start
         return begin if begin is not None and reached < begin else reached

@@ -1,8 +1,8 @@
 """Parse the options of one use of the source, and run queries until all available changes are read.
 
 Spark 4.2 and later do that with `Trigger.AvailableNow`. Under that trigger, Spark 4.1 runs exactly one batch
-of a Python source, and after a crash only the failed one. There the query is repeated until a run finds
-nothing up to the source's position at the first start.
+of a Python source, and after a crash only the failed one. With 4.1, `available_now` therefore repeats the
+query until a run reads no change up to the position that the source had at the first start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME_LENGTH = 63
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """The selected tables: names, patterns, or nothing for all tables of the publication."""
+    """The selected tables: one name, patterns, or no patterns for all tables of the publication."""
 
     patterns: tuple[TableName, ...]
     is_single: bool = False
@@ -92,7 +92,8 @@ class SourceRequest:
             _state_directory() / "spool" / _server(given["dsn"]) / capture["slot"]
         )
         admission = Admission.from_options(given)
-        # Heap blocks have no row count: bytes limit a batch of them, unless the option for rows is set.
+        # The number of rows in heap blocks is unknown, so bytes limit a snapshot batch, unless
+        # maxRowsPerBatch is set.
         snapshot_admission = (
             admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
         )
@@ -118,7 +119,7 @@ def _column(text: str) -> str:
 
 
 def _chunk_bytes(wanted: int, rows: int | None) -> int:
-    """Bytes per chunk: at least one block, and at most the limit of a batch."""
+    """Bytes per chunk: `wanted`, or less if `rows` limits a batch, but at least one block."""
     return wanted if rows is None else min(wanted, max(BLOCK_BYTES, rows * ROW_BYTES))
 
 
@@ -149,15 +150,17 @@ def _position(option: str, text: str) -> Position:
         return Position.parse(text.strip())
     except ValueError as error:
         raise ConfigError(
-            f"the option {option!r} is {text!r}",
+            f"the option {option!r} is not valid: {text!r}",
             hint="use snapshot, now, slot, or a position such as 0/16B3748"
             if option == "startingPosition"
-            else "such as 0/16B3748",
+            else "use a position such as 0/16B3748",
         ) from error
 
 
 def _default_slot(dsn: str, choice: TableChoice) -> str:
-    """A descriptive name that differs between tables; slot names are unique per server, across databases."""
+    """A slot name derived from the database and the tables. Slot names are unique per server, across
+    databases.
+    """
     address = SourceAddress.parse(dsn)
     database = address.describe().rpartition("/")[2]
     text = f"penstock_{database}_{choice}"
@@ -168,7 +171,7 @@ def _default_slot(dsn: str, choice: TableChoice) -> str:
 
 
 def _server(dsn: str) -> str:
-    """A directory name for the server. Two servers may have databases, and so slots, of the same name."""
+    """A directory name for the server: two servers may have databases, and so slots, with the same name."""
     place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
     is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH
@@ -188,7 +191,7 @@ FORMAT = "postgres-cdc"
 def available_now(
     spark: SparkSession, options: Mapping[str, str], write: Callable[[DataFrame], DataStreamWriter]
 ) -> StreamingQuery:
-    """Read everything committed before the call, in batches as large as the options allow; returns the last
+    """Read all changes committed before the call, in batches as large as the options allow; returns the last
     query.
 
     `write` gets the stream and returns its writer, with sink and checkpoint but without a trigger. It is

@@ -62,7 +62,7 @@ def _try_lock(file: Any) -> bool:
     try:
         return file.getChannel().tryLock() is not None
     except Py4JJavaError as error:
-        # Raised if this JVM holds the lock through another channel.
+        # Java raises this if the same JVM holds the lock through another channel.
         if "OverlappingFileLockException" not in str(error.java_exception):
             raise
         return False
@@ -71,8 +71,8 @@ def _try_lock(file: Any) -> bool:
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Spark keeps the data of its UI, including plans, even without a UI: by default of the last 1,000
-    # queries, jobs and stages.
+    # Even without its UI, Spark keeps the UI's data, including plans, by default of the last 1,000 queries,
+    # jobs and stages.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
@@ -104,7 +104,7 @@ _DELTA_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
     "spark.databricks.delta.stalenessLimit": "0",
-    # Delta caches recently used tables for an hour: by default 10,000 of them, at some MB each.
+    # Delta caches up to 10,000 recently used tables for an hour by default, at some MB each.
     "spark.databricks.delta.delta.log.cacheSize": "16",
 }
 

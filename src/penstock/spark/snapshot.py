@@ -1,8 +1,8 @@
-"""The snapshot of a streaming query in the reader's process: export and hold it, and assign its chunks to
-tasks.
+"""The snapshot of a streaming query, in the process of the reader: export and hold the snapshot, and assign
+its chunks to tasks.
 
-Publication and slot must exist before. The exported snapshot lives as long as its connection in this process;
-tasks import it by name. `SnapshotPlan` describes how a lost snapshot continues.
+Publication and slot must exist before the snapshot is exported. The exported snapshot lives as long as its
+connection in this process; tasks import it by name. `SnapshotPlan` describes how a lost snapshot continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ORDINALS_PER_STEP = 1 << 40
 _MOST_STEPS = 1 << 23
 """With more steps, ordinals would exceed 64 bits."""
 _MOST_FIRST_STEPS = _MOST_STEPS >> 3
-"""Limit for a new plan, which grows whenever its snapshot is lost."""
+"""Limit for a new plan. A plan becomes longer whenever its snapshot is lost."""
 
 FindTables = Callable[[Connection], list[CatalogTable]]
 CheckSchema = Callable[[TableSchema], None]
@@ -52,7 +52,7 @@ class ChunkPartition(InputPartition):
     """None if a single task reads everything and takes its own snapshot."""
     chunk: Chunk
     fence: int | None
-    """None without a position, as in a batch."""
+    """None in a batch read, whose rows have no position."""
     number: int
     reject_inexact: bool
 
@@ -70,7 +70,7 @@ class StreamSnapshot:
         self._held_since = 0.0
         self._plan: SnapshotPlan | None = None
         self._chunks: dict[int, Chunk] = {}
-        """A chunk of each heap, by OID, as the template for its steps."""
+        """One chunk of each heap, by OID, from which the chunks of the heap's steps are derived."""
 
     def begin(self) -> SnapshotPlan:
         """Take a new snapshot and make a new plan, regardless of earlier ones."""
@@ -86,7 +86,9 @@ class StreamSnapshot:
         return self._keep(SnapshotPlan(exported.fence, horizon, tuple(steps), keyless=keyless))
 
     def plan(self, fence: Position) -> SnapshotPlan:
-        """The plan of the snapshot at `fence`, made by this process or an earlier one."""
+        """The plan of the snapshot at `fence`, which this process or an earlier one has made. Raises if the
+        spool has no such plan.
+        """
         found = self._known()
         if found is None or found.fence != fence:
             raise SpoolGapError(
@@ -126,8 +128,8 @@ class StreamSnapshot:
         return found
 
     def close(self) -> None:
-        """Release the snapshot and its connection. Called when the last step is committed, and when the
-        process ends.
+        """Release the snapshot and its connection. Called after Spark has committed the last step, when the
+        reader stops, and before a new snapshot is exported.
         """
         self._held = None
         self._stack.close()
@@ -189,7 +191,7 @@ class StreamSnapshot:
         return self._keep(replanned)
 
     def _known(self) -> SnapshotPlan | None:
-        """The last plan of this consumer, from any query."""
+        """The last plan of this consumer, which an earlier query may have stored."""
         if self._plan is None:
             self._plan = load_plan(self._settings.spool, self._request.consumer)
         return self._plan
@@ -233,7 +235,7 @@ def _too_many(steps: int, most: int) -> ConfigError:
 
 
 def read_snapshot(partition: ChunkPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one step as changes of kind `snapshot` at the fence."""
+    """The rows of one step as changes of type `snapshot` at the fence."""
     ordinal = partition.number * _ORDINALS_PER_STEP
     chunk, snapshot = partition.chunk, partition.snapshot
     for batch in read_chunk(partition.address, snapshot, chunk, reject_inexact=partition.reject_inexact):

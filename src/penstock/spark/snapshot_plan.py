@@ -1,15 +1,15 @@
-"""The plan of a stream's snapshot: which heap blocks are read, in which order, and how it continues after the
-snapshot was lost.
+"""The plan of a stream's snapshot: which heap blocks are read, in which order, and how the plan continues
+after the exported snapshot was lost.
 
 A plan is a list of steps; an offset has the number of completed steps. The plan is stored in the spool, so
-that another process can repeat a batch, and completed steps are not repeated. It does not name exported
-snapshots, which end with their connection.
+that another process can repeat a batch, and completed steps are not repeated. It does not contain the names
+of exported snapshots, which end with their connection.
 
 When a snapshot is lost, the remaining steps are read under a new one, later than the fence. No change is
 lost, since live changes start at the fence in any case. But a row may have moved from an unread block to a
 block that was already read, and the changes lack its unchanged TOAST values. So the new plan ends with a
-second read of all earlier blocks, for the few rows written since the fence. A heap that was rewritten is read
-again completely.
+second read of all earlier blocks, for the few rows written since the first snapshot. A heap that was
+rewritten is read again completely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.spool.manifest import parse_document
 
 _FORMAT = 1
 ROW_BYTES = 64
-"""Assumed heap bytes of a row, if batches are limited by rows."""
+"""Assumed heap size of a row, which converts a limit on rows to a limit on bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Heap:
 class Step:
     """Blocks `first` to `last` (exclusive; None: to the end) of one heap.
 
-    `is_second`: only rows written since the fence.
+    `is_second`: a second read, only of rows written since `SnapshotPlan.horizon`.
     """
 
     heap: Heap
@@ -64,11 +64,11 @@ class SnapshotPlan:
     fence: Position
     horizon: int
     steps: tuple[Step | None, ...]
-    """None for an empty step."""
+    """An empty step is None."""
     replans: int = 0
     last: Position | None = None
-    """WAL position of the last snapshot, if there were several: with the changes up to it, all rows are
-    consistent.
+    """WAL position of the last exported snapshot, if there were several. After the changes up to this
+    position, all rows are consistent.
     """
     keyless: int = 0
     """Number of initial steps that read heaps without a key. All of them must be read under the first
@@ -114,16 +114,17 @@ class SnapshotPlan:
 
         The batch up to `upto` may have been delivered, and then a sink skips its repetition. So this batch
         counts as delivered: its steps keep their indexes (and become empty if the heap was rewritten), and
-        all other steps follow it. If `upto` is None, the batch has all steps. If such a batch was delivered
-        before, no steps remained.
+        all other steps follow it. If `upto` is None, the batch has all remaining steps, and its steps may
+        change: if it was delivered, no step follows it.
 
         No step of a `keyless` heap may remain, since its rows are as of the fence and are not read again. The
-        plan never becomes shorter, since a batch that was planned before ends at the same index.
+        plan never becomes shorter, since a batch that was planned before must end at the same index.
         """
         first = done if upto is None else upto
         known = {step.heap for step in self.steps if step is not None and step.heap.oid not in keyless}
         gone = {heap for heap in known if not _is_unchanged(heap, heaps)}
-        # A heap that was rewritten before, but not since, keeps its later steps.
+        # If the plan already has steps of the rewritten heap, and it was not rewritten again, it keeps those
+        # steps.
         rewritten = {heap.oid for heap in gone} - {heap.oid for heap in known - gone}
         repeated = [None if step is None or step.heap in gone else step for step in self.steps[done:first]]
         left = [

@@ -1,11 +1,14 @@
-"""Start and resume a streaming query: offsets, tables, publication and slot, and changes of table identity.
+"""Start and resume a streaming query: its offsets, its tables, publication and slot, and the detection of
+gaps.
 
 Offsets: `{"position": "0/0"}` before the start; `{"position": F, "chunk": 3}` after three steps of the
 snapshot at fence F; `{"position": P}` after every change up to P, and after the snapshot, if the query has
-one. The end offset of a first batch also has the kind of start, `"begins": "slot"`, since the option may
-differ when the batch is repeated. Offsets of earlier versions lack it; the option applies to them.
+one. The end offset of a first batch also has the kind of start, such as `"begins": "slot"`, since
+`startingPosition` may have another value when the batch is repeated. Offsets of earlier versions lack it; for
+them, the option applies.
 
-A query selects tables by name, so a renamed table is a gap too. The spool stores the observed tables.
+A query selects tables by name, so a renamed table is a gap too. The spool stores the tables that each query
+has observed.
 """
 
 from __future__ import annotations
@@ -92,8 +95,8 @@ def choose_tables(connection: Connection, request: SourceRequest) -> list[Catalo
 
 
 def ensure_source(request: SourceRequest) -> None:
-    """Create the publication, then the slot. A lost slot that was read before is not recreated: the capture
-    then reports the gap.
+    """Create the publication, then the slot. If the slot was read before and no longer exists, it is not
+    recreated, so that the capture reports the gap.
     """
     settings = request.capture()
     with connect(settings.address) as connection:
@@ -141,14 +144,14 @@ def check_owner(settings: CaptureSettings) -> bool:
         raise ConfigError(
             f"the option 'numeric' is {settings.types.numeric}, and the capture into {settings.spool} "
             f"writes {status.numeric}",
-            hint=f'.option("numeric", "{status.numeric}"), as in the query or process that captures',
+            hint=f'use .option("numeric", "{status.numeric}"), as in the query or process that captures',
         )
     return True
 
 
 @contextmanager
 def with_query_hints(settings: CaptureSettings) -> Iterator[None]:
-    """Replace the hint of a capture's error by one for queries."""
+    """Replace a capture's hint to copy tables again by one that applies to queries."""
     try:
         yield
     except PenstockError as error:
@@ -163,9 +166,9 @@ def with_query_hints(settings: CaptureSettings) -> Iterator[None]:
 def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None:
     """Keep everything after `start` in spool and slot, or raise if it is no longer available.
 
-    An earlier query of the same consumer may have released later positions. The whole spool is kept, since
-    `start` may be inside a commit record. It is kept before the check, since released segments may be deleted
-    at any moment.
+    An earlier query of the same consumer may have released later positions. The release is set to zero, which
+    keeps the whole spool, since `start` may be inside a commit record. It is set before the check, since
+    released segments may be deleted at any moment.
     """
     before = released_positions(settings.spool).get(consumer)
     set_released(settings.spool, consumer, Position.ZERO)
@@ -192,12 +195,13 @@ def check_start(settings: CaptureSettings, start: Position) -> None:
     if start > server:
         raise ConfigError(
             f"the option 'startingPosition' is {start}, and the end of the server's WAL is {server}",
-            hint="use now to begin at the end of the log",
+            hint="set startingPosition to now to begin at the end of the WAL",
         )
     if slot is None:
         raise SlotMissingError(
             f"changes after {start} are not available: slot {settings.slot} does not exist",
-            hint="use snapshot or now, which create the slot, or set the option slot to an existing one",
+            hint="set startingPosition to snapshot or now, which create the slot, or set the option slot to "
+            "an existing one",
         )
     spool = SpoolReader(settings.spool)
     ground = (spool.start, spool.end) if spool.start is not None and spool.end is not None else None
@@ -213,7 +217,8 @@ def _no_tables(connection: Connection, request: SourceRequest, settings: Capture
         )
     if request.choice.patterns:
         return NoTablesError(
-            f"no table in {place} is one of {request.choice}", hint="check the option 'tables'; case counts"
+            f"no table in {place} matches {request.choice}",
+            hint="check the option 'tables'; names are case-sensitive",
         )
     if inspect_publication(connection, settings.publication) is None:
         return NoTablesError(
@@ -228,7 +233,7 @@ def _no_tables(connection: Connection, request: SourceRequest, settings: Capture
 
 
 CHECK_SECONDS = 30.0
-"""Interval of the checks of a running query. The next run detects what it missed."""
+"""Interval of the checks of a running query. The next run detects gaps that these checks missed."""
 
 
 class TableWatch:
@@ -242,7 +247,7 @@ class TableWatch:
 
     def begin(self, *, replace: bool) -> None:
         """Record the current tables. With `replace`, discard the record of an earlier query first. Call this
-        when the publication exists, and before the fence is taken.
+        after the publication was created, and before the snapshot with the fence is exported.
         """
         self._due = 0.0
         if replace:
@@ -250,7 +255,9 @@ class TableWatch:
         self.check()
 
     def check(self) -> None:
-        """Raise if changes may be missing. Checks at the first call, and then at most once per interval."""
+        """Raise if changes of a table may be missing. The first call checks; later calls check at most once
+        per interval.
+        """
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._check_seconds

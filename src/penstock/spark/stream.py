@@ -1,11 +1,12 @@
 """The stream readers for users: the changes of one table, typed, or of many, as envelopes; optionally after a
 snapshot.
 
-`startingPosition` defines the start of a new query, and the first offset stores it: Spark may repeat the
-first batch in another process. A snapshot is read in batches of heap blocks, under an exported snapshot that
-this process holds; the changes after its fence come from the spool. Publication, slot and fence are created
-in this order, so the slot has all commits after the fence. The slot keeps these commits until Spark has
-committed them, since this consumer releases only the fence during the snapshot.
+`startingPosition` defines the start of a new query. The end offset of the first batch stores it, because
+Spark may repeat that batch in another process. A snapshot is read in batches of heap blocks, under an
+exported snapshot that this process holds; the changes after its fence come from the spool. Publication, slot
+and fence are created in this order, so the slot has all commits after the fence. The slot keeps these commits
+until Spark has committed the batches that contain them, since this consumer releases only the fence during
+the snapshot.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass
 class SlicePartition(InputPartition):
-    """Files, or parts of them, in order; read by one task."""
+    """Changes in files, or in parts of files, in order; read by one task."""
 
     slices: tuple[FileSlice, ...]
 
@@ -141,7 +142,9 @@ class ChangeStreamReader(SpoolStreamReader):
     # --- start of the query ---------------------------------------------------------------------------------
 
     def _begin(self, limit: Any) -> ChangeOffset:
-        """The end of the first batch: the start position of the query, or the first blocks of a snapshot."""
+        """The end offset of the first batch: the start position of the query, or the end of the first
+        snapshot steps.
+        """
         request, settings = self._request, self._request.capture()
         self._check_ownership(settings)
         if settings.is_separate and (missing := missing_capture(settings.spool)) is not None:
@@ -178,7 +181,7 @@ class ChangeStreamReader(SpoolStreamReader):
             self._given = offset.position
 
     def _admitted(self, reached: ChangeOffset, limit: Any) -> ChangeOffset:
-        """The end of the next batch of blocks."""
+        """The end offset of the next batch of snapshot steps."""
         assert reached.chunk is not None
         capture, _ = self._running(reached.position)
         capture.wait_until(Position.ZERO, 0.0)  # raises the capture's error, if it has ended
@@ -190,7 +193,7 @@ class ChangeStreamReader(SpoolStreamReader):
         return ChangeOffset(reached.position, None if upto == len(plan.steps) else upto)
 
     def _steps(self, first: ChangeOffset, last: ChangeOffset) -> Sequence[InputPartition]:
-        """The blocks of a batch; none if the batch only has the start position."""
+        """The partitions of a batch of snapshot steps; none if the batch only sets the start position."""
         fence = last.position
         is_mere_place = first.chunk is None and self._begins(last) != declared.SNAPSHOT
         if is_mere_place and (last.begins is not None or not self._snapshots.knows(fence)):
@@ -216,7 +219,9 @@ class ChangeStreamReader(SpoolStreamReader):
         self._lock.wait(_ENDING_SECONDS)
 
     def _settle_goal(self, reached: Position) -> None:
-        """Move the end of a query past its snapshot, where all of its rows are consistent."""
+        """If the query has an end, move it to at least the position at which all rows of the snapshot are
+        consistent.
+        """
         if self._goal is not None:
             settled = self._snapshots.settled(reached)
             self._goal = max(self._goal, settled) if settled > reached else self._goal
@@ -244,8 +249,9 @@ class ChangeStreamReader(SpoolStreamReader):
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
         self._check_ownership(settings)
         self._tables.check()
-        # Before the capture starts, so that it detects a slot that is past this query's position. If the
-        # checkpoint was restored from a backup, the query needs earlier changes again.
+        # Set the release before the capture starts, so that the capture detects a slot that is past this
+        # query's position. If the checkpoint was restored from a backup, the query needs earlier changes
+        # again.
         consumer, safe = self._request.consumer, self._safe(finished)
         if Position.ZERO < safe < release(settings.spool, consumer, Position.ZERO):
             set_released(settings.spool, consumer, safe)
@@ -255,14 +261,14 @@ class ChangeStreamReader(SpoolStreamReader):
         release(self._request.capture().spool, self._request.consumer, self._safe(position))
 
     def _safe(self, position: Position) -> Position:
-        """A position given by a user may be inside a commit record, and confirming it would lose that
-        commit.
+        """The position to release for `position`: zero for a start position that a user gave. It may be
+        inside a commit record, and confirming it would lose that commit.
         """
         return Position.ZERO if position == self._given else position
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """A query that starts with the slot starts at the beginning of the spool, or at the release of an
-        earlier query of the same consumer.
+        """The position to read from. A query that starts with the slot reads from the beginning of the spool,
+        or from the position that an earlier query of the same consumer released.
         """
         begin = super()._first(spool, reached)
         return (
@@ -288,7 +294,7 @@ class ChangeStreamReader(SpoolStreamReader):
 
 
 class TableStreamReader(ChangeStreamReader):
-    """One table: its own columns, typed, and the metadata of each change."""
+    """Changes of one table, with its typed columns and the metadata of each change."""
 
     def __init__(self, request: SourceRequest, schema: pa.Schema) -> None:
         super().__init__(request)
@@ -306,7 +312,9 @@ class TableStreamReader(ChangeStreamReader):
 
 
 class EnvelopeStreamReader(ChangeStreamReader):
-    """Many tables: each change has its row as JSON. Schemas may differ between tables, and change."""
+    """Changes of many tables as envelopes, with each row as JSON. Schemas may differ between tables, and may
+    change.
+    """
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         settle_worker()

@@ -4,8 +4,9 @@ The operations are functions of local paths, called as `storage.put(…)`. An ob
 implementation of `read`, `put`, `create`, `list_files`, `delete` and `open_output`, chosen by the location's
 scheme; no other package depends on the file system.
 
-Durable means that the data survives a power failure once the function has returned. Functions that are not
-durable say which sync they need; the caller orders the syncs, because several files share one.
+Durable means that the data survives a power failure once the function has returned. The docstring of a
+function that is not durable names the sync that it needs. The caller runs the syncs, because one sync can
+serve several files.
 
 Whatever the umask, directories get mode 0700 and files 0600, since they hold rows of the source.
 `shared=True` leaves the mode to the umask: for target tables, which other programs read.
@@ -51,7 +52,7 @@ class DirectoryEntry(NamedTuple):
 
 
 class FileVersion(NamedTuple):
-    """Differs between two versions of a file, without reading them."""
+    """Identifies the version of a file without reading it: the metadata differ between two versions."""
 
     inode: int
     modified_ns: int
@@ -161,8 +162,8 @@ def list_files(path: Path) -> list[str]:
 
 
 def list_paths(path: Path, pattern: str | None = None) -> list[Path]:
-    """The sorted paths in `path`, of any kind, or those below it that match a glob pattern; empty if `path`
-    does not exist.
+    """The sorted paths of all files and directories in `path`, or of those below it that match a glob
+    pattern; empty if `path` does not exist.
     """
     if pattern is not None:
         return sorted(path.glob(pattern))
@@ -230,7 +231,7 @@ def open_new(path: Path) -> pa.NativeFile:
 
 
 def write(path: Path, data: bytes | Iterable[bytes], *, durable: bool = True, shared: bool = False) -> None:
-    """Write a file in place: only for names that no reader looks at before a `rename`.
+    """Write a file in place. Only for names that readers do not open before a `rename`.
 
     Does not sync the directory.
     """
@@ -266,7 +267,7 @@ def link(source: Path, target: Path) -> bool:
     try:
         os.link(source, target)
     except FileExistsError:
-        # An NFS client that lost the answer repeats a link that succeeded.
+        # An NFS client that lost the server's reply repeats the request, although the link was created.
         return target.samefile(source)
     except OSError as error:
         if error.errno in _NO_LINKS:
@@ -374,7 +375,8 @@ def sync_directories(paths: Sequence[Path]) -> None:
 
 
 def _sync_in_parallel(sync: Callable[[Path], None], paths: Sequence[Path]) -> None:
-    """Sync several paths at a time: each waits for the disk, and one journal commit serves all that wait.
+    """Sync several paths at a time: each sync waits for the disk, and one commit of the file system's journal
+    completes all waiting syncs.
 
     Raises the first error.
     """

@@ -23,10 +23,11 @@ _WAIT_SECONDS = 0.1
 
 
 class FileLock:
-    """An exclusive lock that names its holder. Acquiring it twice fails, also within one process.
+    """An exclusive lock on a file, which contains the process id of the holder. Acquiring it twice fails,
+    also within one process.
 
-    `jvm` also takes the POSIX record lock, the kind that a JVM uses. `refusal` makes the error from the
-    holder's process id.
+    With `jvm`, it also takes a POSIX record lock, the kind that a JVM uses. `refusal` returns the error to
+    raise, given the holder's process id.
     """
 
     def __init__(self, path: Path, refusal: Callable[[str], PenstockError], *, jvm: bool = False) -> None:
@@ -53,7 +54,7 @@ class FileLock:
         self._descriptor = descriptor
 
     def wait(self, timeout_seconds: float) -> None:
-        """Acquire the lock, waiting for a holder that is about to end.
+        """Acquire the lock, waiting up to `timeout_seconds` until its holder releases it.
 
         Does nothing if this object holds it already.
         """
@@ -91,8 +92,8 @@ class FileLock:
 def is_file_lock_held(path: Path) -> bool:
     """Whether a process holds the `FileLock` on this file.
 
-    A holder that released it has left the file empty. An empty file is not locked for the test, so a new
-    holder is not disturbed.
+    `release` empties the file. The test locks the file for a moment, but never an empty one, so it does not
+    disturb a process that acquires a released lock.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -123,7 +124,9 @@ def is_locked_by_jvm(path: Path) -> bool:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold an anonymous lock on `path` for the block; waits for as long as another process holds it."""
+    """Hold an exclusive lock on `path` during the block; waits while another process holds it. The file does
+    not name the holder.
+    """
     storage.ensure_file(path)
     with path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -23,7 +23,7 @@ def scratch_directory(root: Path) -> Iterator[Path]:
     storage.ensure_directory(root)
     directory = root / secrets.token_hex(8)
     with ExitStack() as stack:
-        # One process at a time: a directory that is created and not locked yet would look abandoned.
+        # One process at a time: a directory that is created but not locked yet would look abandoned.
         with exclusive(root / _LOCK):
             for other in storage.list_paths(root):
                 if storage.is_directory(other) and not is_exclusive_held(other / _LOCK):
@@ -35,8 +35,8 @@ def scratch_directory(root: Path) -> Iterator[Path]:
 
 
 def user_temporary_directory() -> Path | None:
-    """This user's directory inside the system's temporary one; None if another user owns the name or may
-    write to it.
+    """This user's directory inside the system's temporary one; None if another user owns that directory or
+    may write to it.
     """
     path = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
     with suppress(OSError):
@@ -59,10 +59,10 @@ def user_cache_directory() -> Path | None:
 
 
 def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str, int]) -> None:
-    """Create a directory with its files in one step, or replace one that lacks some of them. Another process
-    that creates the same directory may win.
+    """Create the directory `target` with `files` in one step; replace it if it exists and lacks one of them.
+    If another process creates it at the same time, either directory may remain.
 
-    `modes` are those of the files and directories that other users need; the rest stays private.
+    `modes` has the permissions of the files and directories that other users need; all others stay private.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f"{target.name}-", dir=target.parent))
@@ -81,8 +81,8 @@ def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str,
 
 
 def _replace_incomplete(target: Path, draft: Path, names: Iterable[str]) -> None:
-    """Put `draft` in the place of a directory that lacks one of `names`; cleaners of old files leave the
-    directories. One process at a time, so that none removes what another one has just installed.
+    """Replace `target` by `draft` if it lacks one of `names`: programs that delete old files leave the
+    directories. One process at a time, so that none removes a directory that another one has just installed.
     """
     with exclusive(target.with_name(f".{target.name}.lock")):
         if all((target / name).exists() for name in names):

@@ -104,7 +104,7 @@ def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(
     (blocker,) = report.blockers
     assert (blocker.code, blocker.what, blocker.remedy, blocker.tables) == (
         "PEN-1105",
-        "publication pub is FOR ALL TABLES, and does not hold information_schema.sql_features",
+        "publication pub is FOR ALL TABLES, but does not contain information_schema.sql_features",
         "use another publication",
         (features,),
     )

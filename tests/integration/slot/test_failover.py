@@ -263,8 +263,8 @@ def test_L11_a_standby_is_not_captured_from(cluster: Cluster) -> None:
     assert type(cluster.on_standby) is StandbyError
     assert str(cluster.on_standby) == (
         "PEN-1215: the server is a standby, on which publications and slots are not reliable\n"
-        "  fix: point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the "
-        "dsn finds it"
+        "  fix: point source.dsn at the primary; in a dsn with several hosts, "
+        "target_session_attrs=read-write selects it"
     )
 
 

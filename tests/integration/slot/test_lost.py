@@ -34,7 +34,9 @@ def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(
     assert error.code == "PEN-1213"
     assert error.message.startswith(f"creating slot {source.slot}: all replication slots are in use")
     assert error.hint is not None
-    assert error.hint.endswith("or ALTER SYSTEM SET max_replication_slots to more; then restart the server")
+    assert error.hint.endswith(
+        "or raise the limit with ALTER SYSTEM SET max_replication_slots = … and restart the server"
+    )
     source.database.query("SELECT pg_drop_replication_slot('taken_0')")
     with source.capture() as capture:
         assert capture.wait_beyond(Position.ZERO, DEADLINE_SECONDS), source.state()
@@ -59,7 +61,7 @@ def test_L13_a_server_without_a_free_sender_is_tried_again_and_named_with_the_se
             )
             assert failure.hint is not None
             assert failure.hint.endswith(
-                "or ALTER SYSTEM SET max_wal_senders to more; then restart the server"
+                "or raise the limit with ALTER SYSTEM SET max_wal_senders = … and restart the server"
             )
             readers.close()
             assert capture.wait_until(source.insert(6, 10), DEADLINE_SECONDS), source.state()
@@ -163,7 +165,7 @@ UNKNOWN = (
 
 def invalidated(source: Source, reason: str, confirmed: Position) -> str:
     return (
-        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; what committed after "
-        f"{confirmed} can no longer be read\n"
+        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; transactions that "
+        f"committed after {confirmed} can no longer be read\n"
         f"  fix: SELECT pg_drop_replication_slot('{source.slot}'); then {COPY_AGAIN}"
     )

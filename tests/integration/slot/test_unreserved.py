@@ -25,8 +25,8 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 CODE = "PEN-1220"
 FIX = (
-    "let its reader catch up at once; until then: ALTER SYSTEM SET max_slot_wal_keep_size = -1; "
-    "SELECT pg_reload_conf();"
+    "let the reader of the slot catch up now; until it has caught up: "
+    "ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();"
 )
 
 
@@ -67,9 +67,8 @@ def wal_status(source: Source) -> str:
 
 def reason(source: Source) -> str:
     return (
-        f"slot {source.slot} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may "
-        "remove what it still needs, "
-        "and invalidate it"
+        f"slot {source.slot} retains more WAL than max_slot_wal_keep_size: the next checkpoint may "
+        "remove WAL that the slot needs, and invalidate the slot"
     )
 
 

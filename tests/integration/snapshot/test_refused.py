@@ -288,7 +288,7 @@ def test_C08_dead_letters_are_returned_as_of_a_position(copying: Copying, tmp_pa
     assert held_keys(tmp_path, schema, fence) == []
     other = DeadLetterStore(tmp_path / "lake", PIPELINE)
     _settle_late(other, fence)
-    with pytest.raises(SnapshotLostError, match="were settled"):
+    with pytest.raises(SnapshotLostError, match="were superseded or replayed"):
         load_held(other, schema, fence)
 
 

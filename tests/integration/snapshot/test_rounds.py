@@ -442,7 +442,7 @@ def test_a_spool_that_lost_the_changes_starts_the_table_again(copying: Copying) 
     watcher, failures = copying.run("gap")
     assert not failures
     assert name not in watcher.resumed
-    assert any("the spool no longer has the changes since" in trouble for trouble in watcher.troubles)
+    assert any("the spool no longer has the changes after" in trouble for trouble in watcher.troubles)
     copying.assert_exact("gap")
 
 

@@ -100,7 +100,7 @@ def test_T23_hstore_is_a_map(paths: BothPaths) -> None:
     ]
     assert paths.check({"hstore": values}).columns[1].arrow_type == pa.map_(pa.string(), pa.string())
     paths.database.execute("CREATE TABLE hstore_key (x hstore PRIMARY KEY, y int DEFAULT 1)")
-    with pytest.raises(UnsupportedTableError, match="'x', which becomes a map"):
+    with pytest.raises(UnsupportedTableError, match="'x', which is stored as a map"):
         check_mirrorable(paths.catalog("hstore_key")[1])
 
 

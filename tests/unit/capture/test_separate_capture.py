@@ -19,7 +19,7 @@ TEXT, TYPED = TypePolicy(form="text"), TypePolicy()
 def test_a_spool_that_something_else_fills_is_not_followed(tmp_path: Path) -> None:
     ensure_identity(tmp_path, CaptureIdentity("noted", "trigger", "7", 1))
     check_shared(tmp_path, "noted", "trigger", TYPED)
-    with pytest.raises(SpoolFormatError, match="holds noted by trigger, not noted by polling"):
+    with pytest.raises(SpoolFormatError, match=r"changes of noted \(trigger\), not of noted \(polling\)"):
         check_shared(tmp_path, "noted", "polling", TYPED)
 
 
@@ -36,6 +36,6 @@ def test_a_spool_of_text_and_a_reader_of_types_are_kept_apart(
             ),
         )
         check_shared(tmp_path, "slot", "publication", captured)
-        with pytest.raises(ConfigError, match=r"writes values .*, and this pipeline reads them") as refused:
+        with pytest.raises(ConfigError, match=r"writes values .*, but this pipeline reads them") as refused:
             check_shared(tmp_path, "slot", "publication", read)
     assert "separate capture and spool" in (refused.value.hint or "")

@@ -65,8 +65,8 @@ def test_H06_H07_warnings_and_the_confirmed_position_are_shown() -> None:
     text = printed(CAPTURE)
     assert "confirm: spooled" in text
     assert (
-        "wal_status is extended: the slot keeps more WAL than max_wal_size, 123 bytes may still be written"
-        in text
+        "wal_status is extended: the slot keeps more WAL than max_wal_size; "
+        "it is safe for 123 more bytes of WAL" in text
     )
     assert "held up by process 4711 (nightly report) in shop, open for 7200 s, idle in transaction" in text
 
@@ -85,7 +85,9 @@ def test_L08_an_error_that_is_waited_out_is_shown_with_its_fix() -> None:
 
 def test_H07_a_slot_that_waits_to_be_created_says_for_whom() -> None:
     text = printed(replace(CAPTURE, state="creating slot", waits_for=(REPORT,), lag=None))
-    assert "the slot is created once this has ended: process 4711 (nightly report) in shop" in text
+    assert (
+        "the slot is created once this transaction has ended: process 4711 (nightly report) in shop" in text
+    )
 
 
 def test_H06_programs_get_the_same_as_people() -> None:

@@ -61,8 +61,8 @@ def test_L06_an_invalidated_slot_is_refused_with_the_servers_reason(reason: str,
     with pytest.raises(SlotLostError) as caught:
         check_slot(replace(GOOD, invalidation=reason), "db")
     assert caught.value.message == (
-        f"the server has invalidated slot shop ({reason}): {words}; what committed after 0/C8 can no "
-        "longer be read"
+        f"the server has invalidated slot shop ({reason}): {words}; transactions that committed after "
+        "0/C8 can no longer be read"
     )
     assert caught.value.hint == (
         "SELECT pg_drop_replication_slot('shop'); then copy the tables again: "

@@ -159,4 +159,4 @@ def test_a_change_that_does_not_identify_its_row_stops_its_table_from_its_commit
         if found is not None:
             with pytest.raises(RowUnidentifiedError, match=r"a change of public\.coded") as caught:
                 check_identified(slices)
-            assert "penstock tables resync public.coded" in (caught.value.hint or "")
+            assert "penstock tables resync CONFIG public.coded" in (caught.value.hint or "")

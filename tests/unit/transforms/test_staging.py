@@ -68,7 +68,7 @@ def test_a_row_that_enters_the_filter_without_its_values_is_named(
     sink, seen, target = sink_with(Transform(where="id >= 0"), tmp_path)
     sink.error = ValuesMissingError("the value is missing")
     with pytest.raises(
-        RowRefusedError, match="into the filter, and it lacks unchanged TOAST values"
+        RowRefusedError, match="into the filter, and the change lacks unchanged TOAST values of the row"
     ) as caught:
         seen.apply(target, changes, Position.of(10**9))
     assert "REPLICA IDENTITY FULL" in (caught.value.hint or "")

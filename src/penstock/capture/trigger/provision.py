@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.capture.provision import outside_kind, table_sql, write_blockers
+from penstock.capture.provision import table_sql, write_blockers
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     ChangeTableMissingError,
@@ -27,6 +27,7 @@ from penstock.postgres.capture_triggers import (
     inspect_change_table,
     inspect_triggered,
 )
+from penstock.postgres.catalog import outside_kind
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.queries import identifier
 from penstock.postgres.server import Role, inspect_role

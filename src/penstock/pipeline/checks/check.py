@@ -1,4 +1,4 @@
-"""`check_pipeline`: try what a run needs before its first row, and report all problems at once.
+"""`check_pipeline`: test the requirements of a run before its first row, and report all problems at once.
 
 The source is checked in the order of a run and by the same functions. Actions that can be undone are
 executed: connections are opened, a temporary slot is created, the publication is created and rolled back, one
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.capture.polling.settings import PollingSettings
 from penstock.capture.polling.tables import inspect_polled
-from penstock.capture.provision import outside_kind, plan_coverage, reading_blockers
+from penstock.capture.provision import plan_coverage, reading_blockers
 from penstock.capture.trigger.provision import check_usable
 from penstock.capture.trigger.provision import plan_trigger_coverage as plan_triggers
 from penstock.config.model import PipelineConfig, load_config
@@ -30,7 +30,7 @@ from penstock.pipeline.checks.findings import CheckReport, Step
 from penstock.pipeline.checks.targets import check_continuing
 from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.table_selection import Selection, select_tables
-from penstock.postgres.catalog import inspect_outside, inspect_whole_rows
+from penstock.postgres.catalog import inspect_outside, inspect_whole_rows, outside_kind
 from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import (
     Connection,
@@ -66,8 +66,8 @@ from penstock.transforms.casts import typed
 
 
 def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, selection: Selection) -> None:
-    """Warn of filters on tables whose updates lack unchanged TOAST values. REPLICA IDENTITY FULL logs the
-    whole old row.
+    """Warn of filters and queries that need TOAST values which updates may lack. With REPLICA IDENTITY FULL,
+    updates have these values in the old row.
     """
     looked = ((name, _lacking(name, schema, config, selection)) for name, schema in selection.schemas.items())
     found = {name: lack for name, lack in looked if lack is not None}
@@ -81,8 +81,8 @@ def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, 
 def warn_of_old_rows(
     step: Step, connection: Connection, config: PipelineConfig, selection: Selection
 ) -> None:
-    """Warn of change-log tables whose old rows are not in the WAL, because they lack REPLICA IDENTITY
-    FULL.
+    """Warn of tables with mode `append` whose old rows are not completely in the WAL, because they lack
+    REPLICA IDENTITY FULL.
     """
     logs = {
         name: schema.oid
@@ -148,7 +148,7 @@ def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
 
 
 class _SourceCheck:
-    """Check the source over one connection; later steps use the results of earlier ones."""
+    """Checks the source over one connection. Later steps use the results of earlier ones."""
 
     def __init__(self, config: PipelineConfig, address: SourceAddress, connection: Connection) -> None:
         self._config = config
@@ -296,8 +296,8 @@ class _SourceCheck:
             verb = "are" if len(names) > 1 else "is"
             step.warn(
                 "ignored",
-                f"{listed} {verb} ignored: {what}, whose changes do not enter the log",
-                "exclude by pattern",
+                f"{listed} {verb} ignored, because the WAL has no changes of this kind of relation: {what}",
+                "add exclude: to the rule in tables:",
                 names,
             )
 
@@ -398,10 +398,10 @@ class _SourceCheck:
         if found.owners:
             owners = ", ".join(sorted(set(found.owners.values())))
             what = (
-                f"{self._role.name} is a superuser, and table owners who are not can make it run their "
-                f"functions: {owners}"
+                f"{self._role.name} is a superuser, and can be made to run functions of table owners who are "
+                f"not superusers: {owners}"
             )
-            fix = 'capture with a role that has no more than it needs: SECURITY.md, "Code of table owners"'
+            fix = 'capture with a role that has only the required rights: SECURITY.md, "Code of table owners"'
             step.warn(
                 "superuser-reads-tables-of-others", what, fix, sorted(names[oid] for oid in found.owners)
             )
@@ -424,7 +424,7 @@ class _SourceCheck:
 
 
 class _Patience:
-    """Stop waiting for transactions that stay open. A run would continue to wait, and log them."""
+    """`OnWait` callback that stops waiting for open transactions. A run would log them and wait on."""
 
     def __init__(self) -> None:
         self._waits = 0

@@ -42,15 +42,16 @@ def _check_state(config: PipelineConfig) -> Step:
             fix = "make room, lower max_spool_bytes:, or change state:"
             step.warn(
                 "spool-larger-than-disk",
-                f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, more than its disk has left",
+                f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, "
+                "more than the free space of its disk",
                 fix,
             )
     return step
 
 
 def _warn_of_readers(step: Step, config: PipelineConfig) -> None:
-    """Warn of directories with source rows that other users may read, because they were created by hand or by
-    an older version.
+    """Warn of directories that contain source rows and that other users may read. Such directories were
+    created by hand, or by an older version.
     """
     own = [config.sink.root / each / config.pipeline for each in (DEAD_LETTERS, SNAPSHOTS, SCRATCH)]
     for place in dict.fromkeys([config.state, config.spool, *own]):
@@ -173,7 +174,7 @@ def _write_table(path: Path) -> None:
 
 @contextmanager
 def temporary_place(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Context manager that creates the directory, and afterwards removes the parts that it created."""
+    """Context manager that creates the directory. At its end it removes the directories that it created."""
     try:
         created = [each for each in (path, *path.parents) if not storage.exists(each)]
         storage.ensure_directory(path, shared=shared)
@@ -186,5 +187,5 @@ def temporary_place(path: Path, *, shared: bool = False) -> Iterator[Path]:
         yield path
     finally:
         for each in created:
-            with suppress(OSError):  # another process uses it now
+            with suppress(OSError):  # another process uses the directory now
                 storage.delete_empty_directory(each)

@@ -38,8 +38,8 @@ class Finding:
 
     step: str
     code: str
-    """For a problem, the error code that a run would stop with. For a warning, a name or a code that no error
-    has.
+    """For a problem, the code of the error that would stop a run. For a warning, a name such as `no-match`,
+    or the code of an error that would not stop a run.
     """
     what: str
     fix: str | None = None
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Step:
-    """One step. `detail` describes the result."""
+    """One step of a check. `detail` describes its result."""
 
     name: str
     detail: str = ""
@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All steps in order."""
+    """The steps of a check, in order."""
 
     pipeline: str | None
     steps: Sequence[Step]

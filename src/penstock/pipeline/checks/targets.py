@@ -1,4 +1,4 @@
-"""Check whether a run can continue from what earlier runs left behind. Nothing here imports Spark."""
+"""Check whether a run can continue from the targets and epoch records of earlier runs, without Spark."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class _TargetChecks:
         )
         for name, policy in tables.foreign.items():
             step.detail += (
-                f"; {targets.describe(name)} is not of this pipeline, and existing is {policy}: "
+                f"; {targets.describe(name)} was not created by this pipeline, and existing is {policy}: "
                 f"{policy.consequence}"
             )
         self._compare_source(tables, last, targets.describe)
 
     def compare_record(self, are_distinct: Callable[[TableName, TableName], bool]) -> None:
-        """Compare with the last epoch record, if the targets cannot be read."""
+        """Compare the source with the last epoch record. Used if the targets cannot be read."""
         last = self.last
         self.check_distinct(are_distinct, _unnamed)
         if last is None:

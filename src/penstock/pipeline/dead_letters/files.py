@@ -2,9 +2,10 @@
 
 Every epoch of a table reads the table's open dead letters, and a replay applies their changes from
 `_changes`. So the thread that applies the table's epochs compacts files with open dead letters. It first
-writes a plan, from which the next run completes a compaction that a crash interrupted. Files of settled dead
-letters are only for operators: maintenance compacts them, and deletes them after the retention. A reader may
-briefly see a dead letter twice; `without_duplicates` removes the duplicate.
+writes a plan, from which the next run completes a compaction that a crash interrupted. Files whose dead
+letters are all settled (superseded or replayed) are only for operators: maintenance compacts them, and
+deletes dead letters after their retention. During a compaction a reader may see a dead letter twice;
+`without_duplicates` removes the duplicate.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def write_changes(path: Path, schema: TableSchema, batches: list[pa.RecordBatch]
 
 
 def shape_of(path: Path) -> bytes:
-    """Fingerprint of a schema: files with different fingerprints cannot be merged."""
+    """The serialised table schema of a file. Files with different schemas cannot be merged."""
     return bytes((pq.read_schema(path).metadata or {}).get(_SCHEMA, b""))
 
 
@@ -68,14 +69,14 @@ def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         hint = (
             "restore the file; without it these dead letters cannot be replayed, and the table needs "
-            "`penstock tables resync`"
+            "`penstock tables resync CONFIG TABLE`"
         )
         raise SpoolCorruptError(f"{path} cannot be read", hint=hint) from error
 
 
 def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
-    """The dead letters `wanted` of a file, or all of them, as changes at position `end`. With their original
-    positions, which are before the target's applied position, the changes would be skipped.
+    """Load the dead letters `wanted` of a file (None: all) as changes at position `end`. With their original
+    positions, which are before the target's applied position, the target would skip them.
     """
     schema, rows = read_changes(path)
     kinds, unchanged, versions, ordinals = (
@@ -132,7 +133,7 @@ class Compaction:
         except (ValueError, KeyError, TypeError) as error:
             raise SpoolCorruptError(
                 f"{where} has invalid content",
-                hint="restore the file; it has the state of the table's dead letters",
+                hint="restore the file; it contains a planned compaction of dead letters",
             ) from error
 
 
@@ -142,7 +143,7 @@ class DeadLetterCompactor:
 
     directory: Path
     many: int = MANY
-    """Number of files that are compacted into one."""
+    """Minimum number of files to compact."""
 
     @property
     def _pending(self) -> Path:
@@ -153,8 +154,9 @@ class DeadLetterCompactor:
         return self.directory / "_changes"
 
     def compact_open(self, files: Mapping[str, set[Name]], into: str) -> Compaction | None:
-        """Compact `files` of a table with open dead letters: adjacent files in commit order with the same
-        schema.
+        """Merge files with open dead letters of a table into the file `into`: the longest run, in commit
+        order, of files with the same schema. `files`: the open dead letters by file stem. Returns None if no
+        two adjacent files have the same schema.
         """
         stems = sorted(files, key=lambda stem: min(files[stem]))
         runs = [
@@ -187,7 +189,9 @@ class DeadLetterCompactor:
         return compaction
 
     def finish_interrupted(self) -> None:
-        """At the start of a run: finish a compaction that a crash interrupted."""
+        """Finish compactions that a crash interrupted, and delete temporary files. Called at the start of a
+        run.
+        """
         for path in (
             *storage.list_paths(self.directory, ".*.tmp"),
             *storage.list_paths(self._pending, "*.tmp"),
@@ -196,7 +200,9 @@ class DeadLetterCompactor:
         self.finish("")
 
     def finish(self, prefix: str) -> None:
-        """Execute the planned compaction; steps that were executed before are skipped."""
+        """Finish the planned compactions whose names start with `prefix`. Skips the steps that were executed
+        before.
+        """
         found = storage.list_paths(self._pending, f"{prefix}*.fold")
         if found:
             storage.sync_directory(self._pending)
@@ -221,7 +227,7 @@ class DeadLetterCompactor:
 
     def compact_settled(self, before: datetime, lock: AbstractContextManager[object]) -> None:
         """Compact files of settled dead letters if there are many, and delete dead letters that were settled
-        `before`.
+        before the time `before`.
 
         `lock` is held only while files are added and removed, because another thread may settle a dead letter
         at the same time.
@@ -252,7 +258,7 @@ class DeadLetterCompactor:
                     writer.write_table(without_duplicates(letters.filter(_since(letters, before)), seen))
             storage.sync_file(temporary)
         except BaseException:
-            storage.delete(temporary)  # it is tried again every minute, perhaps because the disk is full
+            storage.delete(temporary)  # maintenance retries every minute, so files would accumulate
             raise
         with lock:
             if seen:
@@ -263,17 +269,19 @@ class DeadLetterCompactor:
 
 @dataclass(frozen=True, slots=True)
 class SettledFile:
-    """A file without open dead letters. It is never written again."""
+    """A file without open dead letters. Its content never changes."""
 
     path: Path
     bytes: int
     rows: int
     old: int
-    """The dead letters to delete."""
+    """Number of its dead letters that are to be deleted."""
 
     @classmethod
     def inspect(cls, path: Path, before: datetime) -> SettledFile | None:
-        """Load the file; None if it has an open dead letter, or was removed."""
+        """Inspect a file; None if it has an open dead letter, or was removed. `before`: dead letters that
+        were settled before this time are to be deleted.
+        """
         try:
             size = storage.size_bytes(path)
             letters = pq.read_table(path, columns=list(_TIMES), schema=DEAD_LETTER_SCHEMA, partitioning=None)
@@ -287,7 +295,7 @@ class SettledFile:
 
 
 def without_duplicates(letters: pa.Table, seen: set[tuple[object, ...]] | None = None) -> pa.Table:
-    """Remove duplicate dead letters, and those in `seen`."""
+    """Remove duplicate dead letters, and those in `seen`. Adds the remaining ones to `seen`."""
     seen = set() if seen is None else seen
     wanted = []
     for name in zip(
@@ -309,5 +317,6 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _since(letters: pa.Table, before: datetime) -> pa.Array:
+    """Mask of the dead letters that were settled at `before` or later."""
     settled = pc.coalesce(letters.column("settled_at"), letters.column("refused_at"))
     return pc.greater_equal(settled, pa.scalar(before, pa.timestamp("us", "UTC")))

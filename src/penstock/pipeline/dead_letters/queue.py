@@ -1,8 +1,9 @@
 """`DeadLetterQueue`: diverts rejected changes of an epoch before the target sees them, and replays dead
 letters with an epoch.
 
-Most epochs need only a check of row counts. If values may be rejected, or the table has open dead letters, an
-executor reads the epoch's changes once more than the sink does (`dead_letters/task.py`).
+For most epochs a check of the spool's counts (`ChangeCounts`) is sufficient. If values may be rejected, or
+the table has open dead letters, an executor also reads the changes before the sink does
+(`dead_letters/task.py`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from penstock.transforms.transform import Transform
 def answered(
     task: ScreeningTask, executors: Executors, queries: Queries | None, directory: Path
 ) -> Iterator[ScreeningTask]:
-    """Context manager: the task with the results of its Spark expressions, in files of `directory` that are
-    removed at the end.
+    """Context manager: evaluate the Spark expressions of `task`, and yield the task with the results. They
+    are in files under `directory`, which are removed at the end of the block.
     """
     if all(fitted.query is None for fitted in task.fitted.values()):
         yield task
@@ -68,8 +69,8 @@ def answered(
 
 
 class DeadLetterQueue:
-    """Used by the worker threads of an epoch, one thread per table; the pipeline's main thread orders
-    replays.
+    """Diverts rejected rows of a pipeline, and replays them. Used by the worker threads of an epoch, one
+    thread per table; the pipeline's main thread orders replays.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class DeadLetterQueue:
         return set(self._due)
 
     def begin(self, targets: Mapping[TableName, Target]) -> None:
-        """At the start of a run: settle pending batches of the previous run."""
+        """Apply or discard the pending batches of the previous run. Called at the start of a run."""
         self.store.sweep()
         storage.discard_tree(self._asked)
         for table, batch in list(self._pending_batches.items()):
@@ -142,8 +143,8 @@ class DeadLetterQueue:
     def include_due(
         self, target: Target, changes: TableChanges, end: Position, follows: Callable[[FileSlice], bool]
     ) -> TableChanges:
-        """Insert the dead letters that are due for a replay before the changes. `follows`: whether a slice
-        has the target's schema.
+        """Put the dead letters that are due for a replay in front of the changes. Dead letters for which
+        `follows` returns False have another schema than the target and are left out.
         """
         if target.table not in self._due:
             return changes
@@ -156,8 +157,8 @@ class DeadLetterQueue:
         return self._policy_of(table) is RefusedPolicy.DEAD_LETTERS
 
     def apply(self, sink: Sink, target: Target, changes: TableChanges, end: Position) -> None:
-        """Apply the accepted changes to the sink in several steps, and commit each step together with its
-        dead letters.
+        """Apply the changes to the sink in one or more steps (see `apply_in_steps`). The rejected changes of
+        a step become dead letters when the sink has committed the step.
         """
         apply_in_steps(sink, changes, end, lambda part, upto: self._apply(sink, target, part, upto))
 
@@ -192,10 +193,10 @@ class DeadLetterQueue:
         end: Position,
         known: Mapping[Name, Rejection] | None = None,
     ) -> TableChanges:
-        """Remove rejected changes. They are durable as dead letters when this returns. Raises an error if the
-        policy is to stop the table.
+        """Return the changes without the rejected ones, which are durable in a pending batch at this time.
+        Raises an error for a rejected change if the table's policy is `stop`.
 
-        `known`: the rejections found so far, after the sink rejected a write.
+        `known`: the rejections found so far, if the sink has rejected a write; otherwise None.
         """
         table = target.table
         replayed = [slice for slice in changes.slices if self._is_dead_letter(slice)]
@@ -217,8 +218,8 @@ class DeadLetterQueue:
         return replace(changes, slices=(*letters, *(exclude(slice, screened.excluded) for slice in own)))
 
     def screen_resync(self, main: Sink, shadow: Target, changes: TableChanges, end: Position) -> TableChanges:
-        """Same as `screen`, for a shadow that is about to be swapped in; the swap settles the dead letters of
-        the table it replaces.
+        """As `screen`, for a shadow that is about to be swapped in. The swap supersedes the earlier dead
+        letters of the table.
         """
         table = shadow.table
         mine = main.load_target(table)
@@ -240,12 +241,14 @@ class DeadLetterQueue:
         return changes
 
     def is_clean(self, table: TableName, slices: Iterable[FileSlice]) -> bool:
-        """Whether neither the table's shadow nor these changes have rows that may be rejected."""
+        """Whether no row of the table's shadow was rejected, and no value of these changes can be
+        rejected.
+        """
         return not self._resync_files.get(table) and not self._is_suspicious(table, slices)
 
     def has_exclusions(self, table: TableName) -> bool:
-        """Whether the table's pending batch has rejected changes or superseded dead letters, so that its
-        epoch must be screened again.
+        """Whether the table's pending batch rejects changes or supersedes dead letters, in addition to the
+        rejected rows of the resync's copy.
         """
         batch = self._pending_batches.get(table)
         return batch is not None and (
@@ -253,7 +256,7 @@ class DeadLetterQueue:
         )
 
     def applied(self, table: TableName) -> None:
-        """Settle the dead letters of the epoch that was screened last: the target has committed it."""
+        """Apply the table's pending batch. Called after the target has committed the epoch of this batch."""
         batch = self._pending_batches.get(table)
         if batch is not None:
             self._settle(batch, counts=True)
@@ -280,12 +283,12 @@ class DeadLetterQueue:
             self._settle(batch, counts=True)
 
     def abandon_copy(self, main: Sink, table: TableName) -> None:
-        """Discard the rejected rows of a copy that was not swapped in. If the swap succeeded without a reply,
-        which the target shows, the rejected rows are kept.
+        """Discard the rejected rows of a copy that was not swapped in. They are kept if the target shows that
+        the swap was committed although its reply was lost.
         """
         self._resync_files.pop(table, None)
         batch = self._pending_batches.get(table)
-        with suppress(PenstockError):  # otherwise its next epoch settles the batch
+        with suppress(PenstockError):  # after an error, the table's next epoch settles the batch
             mine = main.load_target(table) if batch is not None else None
             if batch is not None and mine is not None:
                 self._settle(batch, counts=batch.counts_for(mine))
@@ -323,7 +326,7 @@ class DeadLetterQueue:
         )
         transform = self._transform_of(table)
         if transform is not None and changes.slices:
-            # the sink transforms the rows later: here they have the source's columns
+            # the sink transforms the rows later, so they still have the source's columns here
             source = changes.slices[-1].file.schema
             columns, key = (
                 pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns]),
@@ -367,7 +370,9 @@ class DeadLetterQueue:
             self._pending_batches[batch.table] = batch
 
     def _reached(self, sink: Sink, target: Target) -> Position:
-        """The target's applied position, which decides whether the pending batch takes effect."""
+        """Load the target's applied position. Also applies the pending batch if the target has committed it,
+        and otherwise discards it.
+        """
         now = sink.load_target(target.table)
         if (
             now is None
@@ -387,7 +392,7 @@ class DeadLetterQueue:
 
     def _settle(self, batch: PendingBatch, *, counts: bool) -> None:
         copied = self._resync_files.get(batch.table, ())
-        if not counts:  # a completed copy waits for another attempt
+        if not counts:  # keep the rejected rows of a completed copy for the next attempt to swap it in
             batch = replace(batch, files=tuple(stem for stem in batch.files if stem not in copied))
         elif batch.is_resync:
             self._resync_files.pop(batch.table, None)
@@ -401,8 +406,8 @@ class DeadLetterQueue:
         self._on_replayed(table)
 
     def _is_suspicious(self, table: TableName, slices: Iterable[FileSlice]) -> bool:
-        """Whether a value may be rejected. Raises an error if a value is rejected and the policy is to stop
-        the table.
+        """Whether a value may be rejected, by the counts of the slices. With the policy `stop`, raises an
+        error if a value is rejected, and otherwise returns False.
         """
         if self._policy_of(table) is RefusedPolicy.STOP:
             check_values(table, slices, reject_inexact=self._reject_inexact)

@@ -1,14 +1,14 @@
-"""Find the changes of an epoch that a target rejects, and the dead letters that later changes settle; build
-the stored form of dead letters.
+"""Decide which changes of an epoch are rejected, and which dead letters later changes supersede; build the
+stored form of dead letters.
 
-A rejected change becomes a dead letter. The target keeps the row's earlier version, or has none, until the
-dead letter is settled: by a later change with the whole row, a delete, a truncate, or a replay. A change with
-unchanged TOAST values cannot be applied to a row with an open dead letter, because the target may lack these
-values. It becomes a dead letter too.
+A rejected change becomes a dead letter. The target keeps the row's earlier version, or has no such row, until
+the dead letter is *settled*: a later change with the whole row, a delete or a truncate supersedes it, or it
+is replayed. A change with unchanged TOAST values cannot be applied to a row with an open dead letter, because
+the target may lack these values. It becomes a dead letter too.
 
-A delete is never rejected, because the stale row could collide with a later one of the same key. A row
-without a key is identified by all its values. A delete of such a row settles its dead letter, if there is
-one; that delete is then not applied to the target.
+A delete is never rejected, because the row that it leaves in the target could collide with a later row of the
+same key. A row without a key is identified by all its values. If such a row has an open dead letter, a delete
+supersedes the dead letter and is not applied to the target.
 
 A dead letter is identified by its table and its change: commit version and ordinal.
 """
@@ -49,7 +49,7 @@ Name = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a change does not reach the target."""
+    """The error code and the reason for which a change is not applied to the target."""
 
     code: str
     reason: str
@@ -61,12 +61,16 @@ class Rejection:
 
 @dataclass(slots=True)
 class Screened:
+    """The result of `screen`."""
+
     excluded: set[Name] = field(default_factory=set)
     """Changes that must not reach the target."""
     refused: dict[Name, Rejection] = field(default_factory=dict)
     """The changes of `excluded` that become dead letters."""
     superseded: dict[Name, int] = field(default_factory=dict)
-    """Dead letters, new ones included, that are superseded, each with the commit that superseded it."""
+    """Dead letters that are superseded, new ones included, each with the version of the superseding
+    commit.
+    """
     replayed: set[Name] = field(default_factory=set)
     """Dead letters that are applied with this epoch."""
 
@@ -74,8 +78,8 @@ class Screened:
 def rejected_values(
     table: TableName, changes: pa.Table, *, reject_inexact: bool, has_unreadable: bool
 ) -> dict[Name, Rejection]:
-    """Changes with unreadable text or, with `reject_inexact`, values outside their type. Deletes are not
-    checked, because only their key is used.
+    """Rejections of changes with unreadable text or, with `reject_inexact`, with values that their type
+    cannot hold. Deletes are not checked, because only their key is used.
     """
     found: dict[Name, Rejection] = {}
     exact = changes.column(EXACT)
@@ -102,11 +106,12 @@ def screen(
     source: str | None = None,
     needs_earlier_values: bool = False,
 ) -> Screened:
-    """Screen `changes` and the open dead letters (`letters`), both in the order of `read_slices`;
-    `rejections` may name changes of both.
+    """Decide which of `changes` and of the open dead letters (`letters`) to apply, reject or supersede.
 
-    With `replays` the dead letters are applied before the changes. For a routed table, the column `source`
-    has the member. `needs_earlier_values`: a later step takes unchanged TOAST values from earlier changes.
+    Both are in the order of `read_slices`, and `rejections` may contain changes of both. With `replays`, the
+    dead letters are applied before the changes. For a routed table, `source` is the column that contains the
+    name of the member (source table). `needs_earlier_values`: the transform, a later step, takes unchanged
+    TOAST values from earlier changes.
     """
     both = pa.concat_tables([letters, changes])
     if layout.mode.is_log:
@@ -127,7 +132,9 @@ def screen(
 def _screen_log(
     both: pa.Table, letters: int, rejections: Mapping[Name, Rejection], *, replays: bool, gaps: _Gaps | None
 ) -> Screened:
-    """Screen the changes of an `append` table. No change settles another, but changes after `gaps` wait."""
+    """`screen` for an `append` table: no change supersedes a dead letter. With `gaps`, a change that needs
+    values of a rejected change is rejected too.
+    """
     names = dict(_names(both, np.arange(both.num_rows)))
     deletes = is_kind(both, ChangeType.DELETE)
     screened = Screened()
@@ -150,11 +157,11 @@ def _screen_log(
 
 
 class _Gaps:
-    """Rows whose previous change is missing, or is a dead letter that is replayed after newer changes.
-    Unchanged TOAST values must not be taken from earlier changes of such rows.
+    """Tracks rows of an `append` table whose previous change was rejected, or is a dead letter that is
+    replayed after newer changes. Unchanged TOAST values must not be taken from earlier changes of such rows.
 
-    A mirror does not need this, because its open dead letter is the row's last version. Call `take` in the
-    order of the changes.
+    A mirror does not need this, because there an open dead letter is the last version of its row. Call `take`
+    in the order of the changes.
     """
 
     def __init__(self, both: pa.Table, key: Sequence[str]) -> None:
@@ -170,6 +177,7 @@ class _Gaps:
         """Whether the row of the last delete had a dead letter."""
 
     def is_behind(self, row: int) -> bool:
+        """Whether the change lacks values that must not be taken from earlier changes."""
         return bool(
             self._lacks[row] and (self._left if self._moved[row] else int(self._codes[row]) in self._open)
         )
@@ -191,7 +199,7 @@ class _Gaps:
 
 
 def _affected_rows(both: pa.Table, codes: Rows, letters: int, rejections: Mapping[Name, Rejection]) -> Rows:
-    """Indexes of truncates, and of rows whose key has a dead letter or may get one."""
+    """Indexes of truncates, and of changes whose key has a dead letter or may get one."""
     versions, ordinals = (ints_of(both.column(name)) for name in (COMMIT_VERSION, ORDINAL))
     seeds = np.isin(versions, [version for version, _ in rejections])
     for row in np.flatnonzero(seeds).tolist():
@@ -208,7 +216,9 @@ def _affected_rows(both: pa.Table, codes: Rows, letters: int, rejections: Mappin
 
 
 def _moved(both: pa.Table, versions: Rows, ordinals: Rows) -> Bools:
-    """Inserts with unchanged TOAST values that directly follow the delete of the row's old key."""
+    """Mask of the inserts with unchanged TOAST values that directly follow the delete of the row's old
+    key.
+    """
     moved = is_kind(both, ChangeType.INSERT) & bools_of(both.column(UNCHANGED).is_valid())
     follows = np.zeros(len(moved), np.bool_)
     follows[1:] = (
@@ -247,14 +257,14 @@ class _Screener:
         self._replays = replays
         self._open: dict[int, list[Name]] = {}
         self._last: dict[int, int] = {}
-        """For each key, a row that has a dead letter."""
+        """For each key, the index of its last change that is a dead letter."""
         self._is_delete, self._is_insert, self._is_truncate = (
             is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE)
         )
         self._is_whole = bools_of(pc.is_null(both.column(UNCHANGED)))
         self._settled_delete: int | None = None
-        """The row of the last delete that settled dead letters. The row that it deleted in the target was an
-        older version.
+        """Index of the last delete, if it superseded dead letters. The target then had an older version of
+        the deleted row, or no such row.
         """
 
     def take(self, row: int, name: Name) -> None:
@@ -299,8 +309,8 @@ class _Screener:
         self._last[code] = row
 
     def _hold(self, row: int, code: int) -> Rejection | None:
-        """Make the change a dead letter: its unchanged TOAST values belong to a row that the target may
-        lack.
+        """The rejection of a change whose unchanged TOAST values the target may lack; None if the target has
+        them.
         """
         if self._is_whole[row]:
             return None
@@ -335,23 +345,25 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("settled_at", _TIME),
     ]
 )
-"""`key` and `row` are JSON of the source's change, with exact values; `settled_version` is the commit that
-settled the dead letter.
+"""`key` and `row` are JSON of the source's change, with exact values. `settled_version` is the commit
+version, or the end of the epoch, at which the dead letter was superseded or replayed.
 """
 
 
 class DeadLetterStatus(StrEnum):
     OPEN = "open"
     SUPERSEDED = "superseded"
-    """The row was written again, deleted or resynced, so the dead letter is older than the source's row."""
+    """The row was written again, deleted, truncated or resynced, so the dead letter is no longer its current
+    version.
+    """
     REPLAYED = "replayed"
 
 
 def build_dead_letters(
     table: TableName, changes: pa.RecordBatch, schema: TableSchema, screened: Screened, refused_at: datetime
 ) -> pa.Table:
-    """The dead letters for `changes`: rejected changes in their spooled form. `table` is the pipeline's
-    table.
+    """Build the dead letters for `changes`, rejected changes in their spooled form. `table` is the pipeline's
+    table; if it is routed, `schema` is that of the member.
     """
     refused, superseded = screened.refused, screened.superseded
     shown = to_envelopes(changes, schema)
@@ -382,7 +394,7 @@ def build_dead_letters(
 
 
 def settled(letters: pa.Table, marks: Mapping[Name, tuple[DeadLetterStatus, int]]) -> pa.Table:
-    """The same dead letters; open ones that `marks` names get their new status."""
+    """The same dead letters, with the new status and settled version of the open ones in `marks`."""
     rows, now = letters.to_pylist(), datetime.now(UTC)
     for row in rows:
         mark = marks.get((row["commit_version"], row["ordinal"]))

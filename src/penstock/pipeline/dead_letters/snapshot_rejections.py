@@ -1,8 +1,8 @@
-"""Rows rejected while a table is copied: stored next to the files of their chunks, and made dead letters when
-the copy is complete.
+"""Rows rejected while a table is copied: stored next to the chunk records, and made dead letters when the
+target commits the copy.
 
-A chunk's rejected rows are durable before the chunk counts as read. Rows that changed during the copy are
-read again, and may be rejected again.
+A chunk's rejected rows are durable before the chunk is recorded as read. Rows that changed during the copy
+are read again, and may be rejected again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ from penstock.sinks.row_values import build_exact
 
 _CODE, _REASON = "code\0", "reason\0"  # no source column can have this name
 _FIRST_ORDINAL = 1 << 40
-"""First ordinal of snapshot rows. Their position is the fence, which a change may have too."""
+"""First ordinal of rejected snapshot rows. Their position is the fence; ordinals of changes at the same
+position are lower.
+"""
 
 
 class RejectedRowsFile:
-    """Writes rejected rows to a file, before the last accepted row is returned. No file if there are none."""
+    """Callable that collects rejected rows; `close` writes them to a file. Creates no file if no row was
+    rejected.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,23 +54,24 @@ class RejectedRowsFile:
         )
 
     def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the accepted rows, then `close` the file before the iterator ends."""
         yield from batches
         self.close()
 
     def close(self) -> None:
-        """Finish the file; it is durable when this returns."""
+        """Write the file; it is durable when this returns."""
         if self._tables:
             with storage.open_output(self._path) as file:
                 pq.write_table(pa.concat_tables(self._tables), file)
 
 
 def chunk_rejected_file(records: Path, number: int, fence: Position) -> Path:
-    """The file of one attempt at a chunk, under this fence."""
+    """The file for the rejected rows of a chunk that is read at this fence."""
     return records / f"refused-{number}-{fence.value:016X}.parquet"
 
 
 def open_rejected_file(records: Path, number: int, fence: Position) -> Path:
-    """The file for rows that one step reads and a later step rejects."""
+    """The file for the rows of a chunk that a separate task transforms and rejects."""
     return records / f"refused-{number}-{fence.value:016X}-made.parquet"
 
 
@@ -75,17 +80,17 @@ class RejectedRows:
     """Files of rows rejected while a table, or a member of a routed table, was copied."""
 
     schema: TableSchema
-    """Files of rejected rows of chunks."""
     chunks: tuple[str, ...] = ()
+    """Files of rejected rows of chunks."""
     repaired: tuple[str, ...] = ()
     """Files of rejected rows that were read again because they changed."""
     constants: tuple[tuple[str, str], ...] = ()
-    """Constant values for key columns of the target that the source lacks."""
+    """Key columns of the target that the source table lacks, each with its value in all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRejectionsTask:
-    """Sent to an executor."""
+    """The rejected rows of one table's copy, to be written as dead letters. Sent to an executor."""
 
     table: TableName
     schema: TableSchema
@@ -98,8 +103,9 @@ class SnapshotRejectionsTask:
 
 
 def write_snapshot_rejections(task: SnapshotRejectionsTask) -> tuple[str, ...]:
-    """Write dead letters for rejected rows; returns the stem of one file per part. Empty if nothing was
-    rejected, or every rejected row has changed since.
+    """Write dead letters for the rejected rows of a copy. Returns the stems of the files, one per part with
+    dead letters. Rejected rows of chunks that changed later in the copy get none, because they were read
+    again.
     """
     stems: list[str] = []
     first = _FIRST_ORDINAL
@@ -159,7 +165,7 @@ def _changes(
 
 
 def _untouched(rows: pa.Table, schema: TableSchema, part: RejectedRows, changed: ChangedRows) -> pa.Table:
-    """The rows whose keys did not change during the copy."""
+    """The rows whose keys are not among the changed keys of the copy."""
     types = {column.name: column.arrow_type for column in schema.columns}
     files = [
         pq.read_table(path, coerce_int96_timestamp_unit="us")

@@ -1,11 +1,12 @@
 """`penstock_dead_letters`: the dead letters of a pipeline, next to its tables, and the keys that verify
 excludes because of them.
 
-The directory is one table of Parquet files, `DEAD_LETTER_SCHEMA`. `_changes` has the changes of open dead
-letters, for replays. The effect of an epoch on a table's dead letters is a `PendingBatch`, durable under
-`_pending` before the target commits. It takes effect if the target reached the end of that epoch, and is
-discarded if not. A resync copy may end at the target's position; then the copy's id decides. So a dead letter
-is stored once, and is settled exactly when the target has its row.
+The Parquet files of the directory form one table with the schema `DEAD_LETTER_SCHEMA`. The subdirectory
+`_changes` has the changes of open dead letters, for replays. A `PendingBatch` contains the changes of an
+epoch to a table's dead letters, and is durable under `_pending` before the target commits. It takes effect if
+the target reaches the end of the epoch, and is discarded otherwise. The copy of a resync may be at the same
+position as the target that it replaces; then the id of the copy decides. So a dead letter is stored once, and
+is settled if and only if the target has committed the change that superseded or replayed it.
 
 verify identifies dead letters by key. In a table without a key it cannot distinguish them from missing rows.
 """
@@ -52,7 +53,9 @@ _NAMES = ("table", "status", "commit_version", "ordinal")
 
 @dataclass(frozen=True, slots=True)
 class PendingBatch:
-    """The effect of an epoch that ends at `end` on a table's dead letters."""
+    """Changes of one epoch to a table's dead letters. Pending until the target has committed position
+    `end`.
+    """
 
     table: TableName
     end: Position
@@ -63,8 +66,8 @@ class PendingBatch:
     is_resync: bool = False
     """The table is resynced: earlier dead letters are superseded."""
     copy: str | None = None
-    """The id of the copy that is swapped in, whose position may equal that of the replaced target (see
-    `Target`).
+    """The id of the copy that is swapped in (`Target.copy`). Its position may equal that of the replaced
+    target.
     """
 
     @property
@@ -105,21 +108,23 @@ class PendingBatch:
         except (ValueError, KeyError, TypeError) as error:
             raise SpoolCorruptError(
                 f"{where} has invalid content",
-                hint="restore the file; it has the state of the table's dead letters",
+                hint="restore the file; it contains changes to the table's dead letters",
             ) from error
 
 
 class DeadLetterStore:
-    """One writer: the running pipeline, with one thread per table. Any process may read."""
+    """The stored dead letters of a pipeline. Only the running pipeline writes them, with one thread per
+    table. Any process may read them.
+    """
 
     def __init__(self, root: Path, pipeline: str, many: int = MANY) -> None:
-        """`many`: number of files of a table's open dead letters that are compacted into one."""
+        """`many`: minimum number of files to compact."""
         self.directory = root / DEAD_LETTERS / pipeline
         self.pending = self.directory / "_pending"
         self._changes = self.directory / "_changes"
         self.compactor = DeadLetterCompactor(self.directory, many)
         self._lock = threading.RLock()
-        """Held while files of settled dead letters are changed."""
+        """Held while dead letters are settled, and while maintenance changes files of settled ones."""
         self._open: dict[TableName, dict[str, set[Name]]] = {}
         """The open dead letters, by table and file."""
         self._compacting: set[TableName] = set()
@@ -161,11 +166,11 @@ class DeadLetterStore:
         ]
 
     def pending_slices(self, stems: Iterable[str], end: Position) -> list[FileSlice]:
-        """Dead letters of a pending batch; all of them are open."""
+        """The new dead letters of a pending batch, in the files `stems`, as changes at position `end`."""
         return [load_slice(self.pending / f"{stem}{CHANGES_SUFFIX}", None, end) for stem in stems]
 
     def load(self) -> pa.Table:
-        """All dead letters, in the order in which they were rejected."""
+        """All dead letters, in the commit order of their changes."""
         while True:
             with suppress(FileNotFoundError):  # a compaction removed the file: read again
                 found = [
@@ -176,7 +181,7 @@ class DeadLetterStore:
                 return letters.sort_by([("commit_version", "ascending"), ("ordinal", "ascending")])
 
     def pending_batches(self) -> list[PendingBatch]:
-        """Pending batches: whether they take effect is not known yet."""
+        """The batches that were neither applied nor discarded yet."""
         found = [(path, storage.read(path)) for path in storage.list_paths(self.pending, "*.json")]
         return [PendingBatch.parse(data, path) for path, data in found if data is not None]
 
@@ -196,7 +201,9 @@ class DeadLetterStore:
         storage.put(self._document(batch.table), batch.dump())
 
     def _make_pending(self) -> None:
-        """Make the directory itself durable, so that a batch in it survives a power failure."""
+        """Create `pending`, and make the directory itself durable, so that batches in it survive a power
+        failure.
+        """
         for each in (self.directory, self.pending):
             storage.ensure_directory(each)
         if not self._is_durable:
@@ -204,7 +211,9 @@ class DeadLetterStore:
             self._is_durable = True
 
     def settle(self, batch: PendingBatch, *, counts: bool) -> None:
-        """Apply or discard the batch. Idempotent, so it can be repeated after a crash."""
+        """Apply the batch if `counts`, otherwise discard it. Idempotent, so it can be repeated after a
+        crash.
+        """
         with self._lock:
             self._settle(batch, counts=counts)
 
@@ -229,13 +238,15 @@ class DeadLetterStore:
                 storage.delete(self.pending / f"{stem}{suffix}")
 
     def _remove_settled(self, table: TableName) -> None:
-        """Remove changes that will not be replayed any more."""
+        """Remove the files under `_changes` that contain no open dead letter of the table any more."""
         for path in storage.list_paths(self._changes, f"{_digest(table)}-*.parquet"):
             if path.stem not in self._open.get(table, {}):
                 storage.delete(path)
 
     def sweep(self) -> None:
-        """At the start of a run: remove files without a batch, left by a killed writer."""
+        """Finish interrupted compactions, and remove files under `pending` that belong to no batch, as a
+        killed writer leaves them. Called at the start of a run.
+        """
         self.compactor.finish_interrupted()
         self._load_all_open()
         named = {
@@ -249,11 +260,13 @@ class DeadLetterStore:
                 storage.delete(path)
 
     def forget(self, before: datetime) -> None:
-        """During maintenance: delete dead letters that were settled `before`."""
+        """Delete dead letters that were settled before the time `before`. Called by maintenance."""
         self.compactor.compact_settled(before, self._lock)
 
     def compact(self, table: TableName) -> None:
-        """Compact a table's files if there are many. Requires that there is no pending batch."""
+        """Compact the files with open dead letters of a table, if there are many. Requires that the table has
+        no pending batch.
+        """
         self._finish_compaction(table)
         files = self._open.get(table, {})
         if len(files) >= self.compactor.many:
@@ -341,8 +354,8 @@ class DeadLetterStore:
 
 
 def _digest(table: TableName) -> str:
-    """Directory name of a table. A digest, because table names may have any character and be longer than file
-    names.
+    """Prefix of a table's file names. A digest, because table names may contain any character and be longer
+    than file names may be.
     """
     return sha256(str(table).encode()).hexdigest()[:16]
 
@@ -356,11 +369,11 @@ _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
 
 def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | None = None) -> pa.Table:
-    """Keys of dead letters that were open at `fence`, or are open now, with the source's key columns and
-    `_exact`.
+    """Load the keys of the dead letters that were open at `fence`, or without a fence, of those that are open
+    now. The result has the source's key columns and `_exact`.
 
-    Raises `SnapshotLostError` if a dead letter was settled and deleted since the fence. Dead letters of
-    another schema of the table are ignored.
+    Raises `SnapshotLostError` if one of these dead letters is no longer open, because its key may no longer
+    be stored. Dead letters of another schema of the table are ignored.
     """
     schema = pa.schema(
         [*(pa.field(name, _types(source)[name]) for name in source.key), pa.field(EXACT, EXACT_TYPE)]
@@ -373,15 +386,19 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
         found = [keys for slice in slices for keys in _keys(slice, source, wanted)]
     except SpoolCorruptError as error:
         raise SnapshotLostError(
-            f"dead letters of {source.name} were settled during the comparison"
+            f"dead letters of {source.name} were superseded or replayed during the comparison"
         ) from error
     if wanted - store.open_names(source.name):
-        raise SnapshotLostError(f"dead letters of {source.name} were settled during the comparison")
+        raise SnapshotLostError(
+            f"dead letters of {source.name} were superseded or replayed during the comparison"
+        )
     return pa.concat_tables([schema.empty_table(), *(pa.table(keys, schema=schema) for keys in found)])
 
 
 def check_held(source: TableSchema, refused: Sequence[Path], held: pa.Table) -> None:
-    """Raise `RowRefusedError` unless every row that could not be transformed has a dead letter."""
+    """Raise `RowRefusedError` if a row in the files `refused`, which could not be transformed, has no dead
+    letter in `held`.
+    """
     names = [*source.key, EXACT]
     rows = pa.concat_tables(
         [held.slice(0, 0), *(pq.read_table(path, columns=names).cast(held.schema) for path in refused)]
@@ -425,7 +442,9 @@ def _keys(slice: FileSlice, source: TableSchema, wanted: set[Name]) -> Iterator[
 
 
 def _constant(shape: TableSchema, source: TableSchema) -> dict[str, str] | None:
-    """Constant key columns of all dead letters of this schema; None if the schema is not the table's."""
+    """Key columns with the same value in all dead letters of the schema `shape`: the source column of a
+    routed table. None if `shape` is not a schema of the table.
+    """
     if source.members is not None:
         is_member = any(is_same_shape(shape, member) for member in source.members.schemas)
         return {source.members.source_column: str(shape.name)} if is_member else None

@@ -38,7 +38,7 @@ _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScreeningTask:
-    """Sent to an executor."""
+    """The changes of one table in an epoch, to be checked for rejections. Sent to an executor."""
 
     table: TableName
     slices: tuple[FileSlice, ...]
@@ -62,12 +62,14 @@ class ScreeningTask:
 
     @property
     def applied(self) -> Sequence[FileSlice]:
-        """The changes in the form that the target would get them."""
+        """The changes to apply to the target, in order. With `replays`, the open dead letters come first."""
         return (*self.letters, *self.slices) if self.replays else self.slices
 
     @property
     def shapes(self) -> list[tuple[Fitted, list[FileSlice]]]:
-        """The same changes, grouped into runs of one schema, in order."""
+        """The changes of `applied`, grouped into consecutive runs with the same schema, each with its
+        transform.
+        """
         return [
             (self.fitted[schema], list(group))
             for schema, group in groupby(self.applied, lambda slice: slice.file.schema)
@@ -78,6 +80,7 @@ class ScreeningTask:
 class ScreeningReport:
     screened: Screened
     files: tuple[str, ...]
+    """Stems of the files of new dead letters."""
 
 
 def run_screening(task: ScreeningTask) -> ScreeningReport:
@@ -112,12 +115,14 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
         found = _transform_rejections(task, screened) if task.fitted else {}
         if found.keys() <= rejections.keys():
             break
-        rejections |= found  # without the rejected rows, other rows may lack values
+        rejections |= found  # repeat: other rows may need values of these rows
     return ScreeningReport(screened, _written(task, screened) if screened.refused else ())
 
 
 def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
-    """Write the input of Spark expressions. Returns, for each run of one schema, its number and file."""
+    """Write the input of Spark expressions. Returns the number, the transform and the file of each run of
+    `ScreeningTask.shapes` that has input.
+    """
     directory = Path(str(task.answers))
     found = []
     for number, (fitted, group) in enumerate(task.shapes):
@@ -132,10 +137,10 @@ def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
 
 
 def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name, Rejection]:
-    """The rows that were not rejected yet and that the transform rejects.
+    """The rejections by the transform, among the changes that are not excluded yet.
 
-    Spark evaluated all rows. If another row needs values of a rejected row, it is rejected too, or lacks
-    these values.
+    Spark evaluated the excluded changes too. This does not affect the result: a change that would take values
+    from an excluded change is rejected itself, or lacks these values.
     """
     found: dict[Name, Rejection] = {}
     for number, (fitted, group) in enumerate(task.shapes):
@@ -158,7 +163,7 @@ def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name,
 
 
 def _narrowed(layout: Layout) -> Layout:
-    """Rows with only their key columns, which are sufficient to identify them."""
+    """The layout with only the key columns, which identify a row. Without a key, all columns identify it."""
     return (
         Layout(pa.schema([layout.columns.field(name) for name in layout.key]), layout.key, layout.mode)
         if layout.key
@@ -167,8 +172,8 @@ def _narrowed(layout: Layout) -> Layout:
 
 
 def _written(task: ScreeningTask, screened: Screened) -> tuple[str, ...]:
-    """Write one pair of files for each schema of the table: dead letters for operators, and changes for
-    replays.
+    """Write two files for each schema of the table: dead letters for operators, and changes for replays.
+    Returns the stems of the file names.
     """
     found: dict[TableSchema, list[pa.RecordBatch]] = {}
     for slice in task.slices:

@@ -1,1 +1,1 @@
-"""Schema changes."""
+"""Detection of schema changes, and planning of the target's next schema."""

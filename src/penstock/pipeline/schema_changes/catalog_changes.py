@@ -5,8 +5,8 @@ table's values were read. The state directory stores these definitions. If they 
 the first query are used.
 
 The target of a dropped, renamed or moved table stays as it is. Under its new name the table counts as another
-table, and is copied if the configuration selects it. A dropped table that exists again is copied again,
-because its target lacks the changes in between.
+table, and is copied if the configuration selects it. A table that was `gone` and exists again is copied
+again, because its target lacks the changes that were made while it was gone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FILE = "types.json"
 _FORMAT = 1
 
 Known = Mapping[TableName, Mapping[int, str]]
-"""By table, the signatures of its columns' types, by OID."""
+"""By table and type OID, the signature of the type definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlteredTypes:
-    """Columns whose stored values have a different text form since a type was altered."""
+    """Columns whose stored values changed their text form when a type was altered."""
 
     columns: tuple[str, ...]
     is_key: bool
@@ -51,7 +51,7 @@ class AlteredTypes:
 
 
 class TypeWatch:
-    """Used by the pipeline's main thread only."""
+    """Finds altered types. Used by the pipeline's main thread only."""
 
     def __init__(self, state: Path, is_stopped_by: Callable[[TableName, AlteredTypes], bool]) -> None:
         """`is_stopped_by`: whether an altered type makes the table resync or fail. Other tables keep their
@@ -73,8 +73,9 @@ class TypeWatch:
         """The tables among `applied` whose values now have a different text form in the source than in the
         target.
 
-        The first call with a table in `resynced` happens before its copy starts. A table in neither set is
-        paused, failed or being copied for the first time: its known definitions stay until it is applied.
+        `resynced` are tables whose resync is ordered; the first call with such a table happens before its
+        copy starts. A table in neither set is paused, failed or being copied for the first time: its known
+        definitions stay until it is in `applied`.
         """
         known = load_known(self._state)
         types = inspect_table_types(connection, schemas)
@@ -105,8 +106,8 @@ class TableTypes:
         return {oid: text.sign() for types in self.columns.values() for oid, text in types.items()}
 
     def altered(self, known: Mapping[int, str]) -> AlteredTypes | None:
-        """The difference from earlier signatures; None if there is none. Ignores types that were
-        added since.
+        """The columns whose types differ from the signatures `known`; None if there are none. Types that are
+        not in `known` are ignored.
         """
         names = tuple(
             name
@@ -119,7 +120,7 @@ class TableTypes:
 def inspect_table_types(
     connection: Connection, schemas: Mapping[TableName, TableSchema]
 ) -> dict[TableName, TableTypes]:
-    """Signatures per table, including routed tables, in one query."""
+    """The column types of each table, including routed tables, read by one query."""
     declared = {name: _declared(schema) for name, schema in schemas.items()}
     texts = inspect_type_texts(
         connection, {oid for columns in declared.values() for oids in columns.values() for oid in oids}
@@ -137,7 +138,7 @@ def inspect_table_types(
 
 
 def _declared(schema: TableSchema) -> dict[str, set[int]]:
-    """The types of each column; the members of a routed table may differ."""
+    """The type OIDs of each column: several if the members of a routed table have different types."""
     found: dict[str, set[int]] = {}
     for each in (schema,) if schema.members is None else schema.members.schemas:
         for column in each.columns:
@@ -146,7 +147,7 @@ def _declared(schema: TableSchema) -> dict[str, set[int]]:
 
 
 def remember_types(connection: Connection, state: Path, schemas: Mapping[TableName, TableSchema]) -> None:
-    """Record the type definitions before tables are copied for the first time."""
+    """Store the type definitions of new tables before they are copied for the first time."""
     known = load_known(state)
     new = {name: schema for name, schema in schemas.items() if name not in known}
     save_known(
@@ -185,7 +186,7 @@ Selects = Callable[[TableName], bool]
 def drop_reasons(
     connection: Connection, oids: Mapping[TableName, int], selects: Selects
 ) -> dict[TableName, str]:
-    """The reason for each table that no longer exists. Tables are identified by OID."""
+    """The reason why each of these tables no longer exists. Tables are identified by OID."""
     names = inspect_names(connection, list(oids.values()))
     return {name: _reason(name, names.get(oid), selects) for name, oid in oids.items()}
 
@@ -222,7 +223,7 @@ def include_dropped(
 
 
 def _differs(tables: Tables, name: TableName) -> bool:
-    """Whether all members of a routed table exist and only their schemas differ."""
+    """Whether the table is a routed table that failed because its members differ; it was not dropped."""
     status = tables.statuses.get(name)
     return status is not None and (status.reason or "").startswith(f"{MembersDifferError.code}:")
 

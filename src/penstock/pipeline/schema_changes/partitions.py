@@ -1,14 +1,15 @@
 """Detect partitions that were attached with rows, detached, dropped, rewritten or truncated.
 
-The WAL does not show this, so the catalog is compared over time. The state directory stores which partitions
-each table had, the file of each partition's rows, and the time of that query. If a partition is missing, the
-table lost its rows. If a new partition was a table before, the table gained its rows. If the file of a
-partition changed, it was rewritten or truncated. If the state directory is lost, changes since the last query
-are not detected.
+The WAL does not show these operations, so each catalog query is compared with the previous one. The state
+directory stores the result of the previous query: which partitions each table had, the file of each
+partition's rows, and a transaction id that marks the time of the query. If a partition is missing, the table
+lost its rows. If a new partition was a table before, the table gained its rows. If the file of a partition
+changed, it was rewritten or truncated. If the state directory is lost, changes since the last query are not
+detected.
 
-A TRUNCATE of the whole table is in the WAL. It is recognised by its transaction, which was the last to write
-the partition's catalog row. So a changed file is reported only after everything committed before the query
-has been applied.
+A TRUNCATE of the whole table is in the WAL, and is no finding. It is recognised by its transaction, which was
+the last to write the partition's catalog row. So a changed file is reported only after everything committed
+before the query has been applied.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class KnownPartitions:
     """The partitions that a table had when the catalog was read."""
 
     filenodes: Mapping[int, int]
-    """By OID, the file of the rows (relfilenode); 0: not recorded."""
+    """By partition OID, the file of its rows (relfilenode); 0 if it was not recorded."""
     mark: int
     """All transactions with a lower id had ended when the partitions were read."""
 
@@ -121,12 +122,12 @@ class Verdict(StrEnum):
     KEPT = "kept"
     EMPTIED = "emptied"
     BUSY = "busy"
-    """This query could not find out; the next one tries again."""
+    """The partition could not be read. The next catalog query tries again."""
 
 
 def judge(known: KnownPartitions, now: Partitions, truncates: Collection[int], ask: Ask) -> Verdict:
-    """Decide whether partitions whose file changed were rewritten or truncated. `truncates` are transactions
-    in which the WAL showed a TRUNCATE.
+    """Decide whether a partition whose file changed was rewritten or truncated separately. `truncates` are
+    the transactions in which the WAL showed a TRUNCATE of the table.
     """
     for oid, part in changed_files(known, now).items():
         if part.xid not in truncates and not (is_kept := ask(oid, part)):
@@ -135,8 +136,8 @@ def judge(known: KnownPartitions, now: Partitions, truncates: Collection[int], a
 
 
 class PartitionWatch:
-    """Used by the pipeline's main thread only. A finding is repeated until the resync of the table has been
-    ordered.
+    """Finds tables that gained or lost rows through partitions. Used by the pipeline's main thread only. A
+    finding is repeated until the resync of the table has been ordered.
     """
 
     def __init__(
@@ -153,11 +154,13 @@ class PartitionWatch:
         self._auto_resyncs = auto_resyncs
         self._since: dict[TableName, Position] = {}
         self._copied: frozenset[TableName] = frozenset()
-        """Tables that were being copied at the last query. Until they have caught up, they are compared with
-        the partitions from the start of the copy.
+        """Tables that were being copied at the last query. Until epochs apply changes to them, they are
+        compared with the partitions that they had at the start of the copy.
         """
         self.open: frozenset[TableName] = frozenset()
-        """Tables with a difference whose cause is not decided yet."""
+        """Tables with a changed file that cannot be judged before later epochs, and tables whose resync is
+        not ordered yet.
+        """
 
     def find_moved(
         self,
@@ -171,9 +174,9 @@ class PartitionWatch:
     ) -> dict[TableName, str]:
         """The tables among `applied` that gained or lost rows, with the reason.
 
-        Tables in `paused` are paused, and are checked when they are resumed. `seen` gives the position of
-        everything committed so far; None if it is not known now. With `finds_deletes` the capture itself
-        reports missing rows.
+        Tables in `paused` are checked after they are resumed. `seen` returns a position at or after
+        everything committed so far; None if it is not known now. With `finds_deletes` changed files are not
+        checked, because the capture itself reports missing rows as deletes.
         """
         sources = {name: [source.oid for source in table.sources] for name, table in tables.items()}
         known = load_partitions(self._state)
@@ -190,7 +193,7 @@ class PartitionWatch:
                 busy.add(name)
             elif (at := applied[name]) is None or at < since:
                 waits.add(name)
-                self._since[name] = since  # a table with constant writes never reaches the end of the WAL
+                self._since[name] = since  # not the current end, which a busy table never reaches
             else:
                 moved[name] = EMPTIED
         self.open = frozenset(waits | {name for name in moved if self._auto_resyncs(name)})

@@ -1,13 +1,13 @@
-"""Track schema changes: compare what changes and catalog show with the target, and plan the target's next
-schema.
+"""Track schema changes: compare the schemas of changes and catalog with the target's schema, and plan the
+target's next schema.
 
 A catalog state is valid for an epoch only if the epoch ends at or after the position that
 `SourceAdapter.seen` returned with it: such an epoch has every change made before the state was read, so no
 later epoch has changes of an older schema.
 
-Most epochs show nothing new and query nothing. The catalog is queried again if a change has a new schema, or
-if the catalog last showed other columns than the target has. That query runs after the changes were captured,
-so its result is never older than the changes.
+Most epochs have no schema change and do not query the catalog. It is queried again if a change has a new
+schema, or if the catalog last showed other columns than the target has. This query runs after the changes
+were captured, so its result is never older than the changes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from penstock.transforms.transform import Transform, is_made_by
 
 @dataclass(frozen=True, slots=True)
 class CatalogSnapshot:
-    """Result of one catalog query: table schemas, a position at or after all earlier changes, dropped tables,
-    and tables whose rows changed without WAL records. Tables have the reason with them.
+    """Result of one catalog query: table schemas, a position at or after all earlier changes (`seen_at`),
+    dropped tables (`gone`), and tables whose rows changed without WAL records (`moved`), each with the
+    reason.
     """
 
     schemas: Mapping[TableName, TableSchema]
@@ -48,7 +49,9 @@ class CatalogSnapshot:
 
 @dataclass(slots=True)
 class CatalogObservations:
-    """Written by the pipeline's main thread, read by epochs."""
+    """Catalog schemas that differ from the target's, and dropped tables, each with the position from which an
+    epoch may apply it. The pipeline's main thread writes them, epochs read them.
+    """
 
     _shapes: dict[TableName, tuple[Position, TableSchema]] = field(default_factory=dict)
     _gone: dict[TableName, tuple[Position, str]] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class CatalogObservations:
         return schema if at is not None and (end is None or at <= end) else None
 
     def gone(self, name: TableName, end: Position | None) -> str | None:
-        """The reason why the table no longer exists."""
+        """The reason why the table no longer exists, if an epoch that ends at `end` may apply the drop."""
         at, reason = self._gone.get(name, (None, None))
         return reason if at is not None and (end is None or at <= end) else None
 
@@ -90,7 +93,7 @@ def _numbers(schema: TableSchema) -> object:
 OTHER_TRANSFORM = "its transform was changed"
 RECREATED = "it was dropped and recreated"
 _XID_BITS = 0xFFFFFFFF
-UNSURE = "columns were dropped and added, and the changes in between cannot be identified"
+UNSURE = "columns were dropped and added, and the WAL does not show which columns earlier changes had"
 
 
 class SchemaTracker:
@@ -101,7 +104,7 @@ class SchemaTracker:
     def __init__(
         self, rule_of: Callable[[TableName], SchemaRule], inspect: Callable[[CatalogTable], CatalogShape]
     ) -> None:
-        """`inspect` queries the catalog."""
+        """`inspect` queries the catalog for the current schema of one table."""
         self._rule_of = rule_of
         self._inspect = inspect
         self._suspects: set[TableName] = set()
@@ -116,8 +119,8 @@ class SchemaTracker:
     def observe_catalog(
         self, targets: Mapping[TableName, Target], snapshot: CatalogSnapshot
     ) -> dict[TableName, str]:
-        """Store a catalog state. Returns the tables that must be resynced for a reason that is not visible in
-        their changes.
+        """Store a catalog state. Returns the tables that must be resynced for a reason that their changes do
+        not show, with the reason.
         """
         resyncs: dict[TableName, str] = {}
         self.routed |= {
@@ -145,7 +148,7 @@ class SchemaTracker:
         else:
             self._suspects.add(name)
         if origin.is_same(schema) and schema.attributes is not None:
-            # While the columns did not change, every row was written with these columns.
+            # As long as the columns do not change, every row in this heap was written with them.
             self._heaps[name, schema.oid] = schema.attributes.heap
         if seen_at is None or is_routed(target.source_oid) or self._rule_of(name).transform is not None:
             return
@@ -160,18 +163,21 @@ class SchemaTracker:
         return self._rule_of(name).auto_resync
 
     def truncates(self, name: TableName) -> Collection[int]:
-        """Transactions with a TRUNCATE of the table in the changes so far; the low 32 bits of each id."""
+        """The ids (low 32 bits) of the transactions with a TRUNCATE of the table, in the changes processed so
+        far.
+        """
         return self._truncates.get(name, frozenset())
 
     def gone(self, name: TableName, end: Position | None) -> str | None:
-        """The reason why the table no longer exists, if an epoch that ends at `end` has its last change.
-        `end` None: any epoch.
+        """The reason why the table no longer exists, if an epoch that ends at `end` has its last change. With
+        `end` None: if any epoch has.
         """
         return self._observations.gone(name, end)
 
     def ahead(self, target: Target, end: Position | None) -> TableSchema | None:
-        """The catalog's schema, if it differs from the target's and an epoch that ends at `end` has all
-        changes made before it.
+        """The schema from the catalog, if it differs from the target's and was observed at or before `end`,
+        so that an epoch that ends at `end` has all earlier changes. Otherwise None. With `end` None: whenever
+        it was observed.
         """
         schema = self._observations.shape(target.table, end)
         if schema is None or target.origin is None or schema.oid != target.source_oid:
@@ -184,8 +190,8 @@ class SchemaTracker:
         ranges: Mapping[Position, SpoolRange],
         end: Position,
     ) -> dict[TableName, str]:
-        """Live tables whose changes arrive under another name. A table is identified by its OID; `live` has
-        OID and applied position.
+        """Live tables whose changes arrive under another name, with the reason. Tables are identified by OID.
+        `live` has the OID and the applied position of each; `ranges` has the changes by start position.
         """
         owners = {oid: (owner, applied) for owner, (oid, applied) in live.items()}
         found: dict[TableName, str] = {}
@@ -201,8 +207,8 @@ class SchemaTracker:
     def follow(
         self, sink: Sink, target: Target, changes: TableChanges, end: Position | None = None
     ) -> TableChanges:
-        """Map the columns of `changes` to the target, and return the target's new schema if it changes.
-        Raises `ResyncRequired`, or the error that the policy prescribes.
+        """Return `changes` with the mapping of their columns to the target, and with `evolution` if the
+        target's schema changes. Raises `ResyncRequired`, or the error that the policy prescribes.
 
         With `end`, the end of the epoch, schema changes that only the catalog shows are included.
         """
@@ -242,8 +248,8 @@ class SchemaTracker:
         return replace(changes, views=evolution.views, evolution=evolution)
 
     def follow_plain(self, target: Target, changes: TableChanges) -> TableChanges | None:
-        """Same as `follow` for changes without a schema change, without a catalog query. None if a schema
-        change is possible. Used for resyncs, from any thread.
+        """Same as `follow`, but without catalog queries, for changes without a schema change. Returns None if
+        a schema change or a TRUNCATE is possible. Resyncs use it, from any thread.
         """
         rule = self._rule_of(target.table)
         may_differ = (
@@ -272,8 +278,8 @@ class SchemaTracker:
         views: Mapping[TableSchema, View] | None,
         ahead: TableSchema | None,
     ) -> Evolution | None:
-        """The target's new schema according to the catalog; None if the target keeps its schema and `views`
-        are correct.
+        """The change of the target's schema, planned from the current catalog; None if the target keeps its
+        schema and `views` is correct.
         """
         origin = target.origin
         assert origin is not None
@@ -297,7 +303,7 @@ class SchemaTracker:
             raise _refused(rule, target, str(reason)) from reason
 
     def is_followed(self, target: Target, slice: FileSlice) -> bool:
-        """Whether spooled changes have the target's schema."""
+        """Whether the changes of a spooled slice have the schema from which the target was filled."""
         schema, rule = slice.file.schema, self._rule_of(target.table)
         try:
             if is_routed(target.source_oid):
@@ -313,10 +319,12 @@ class SchemaTracker:
     def _is_current(
         self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool
     ) -> bool:
-        """Whether the observed schema is still current. If the table was altered since the observation, later
-        epochs may still have changes of the observed schema.
+        """Whether the epoch may apply `seen`, the schema that the catalog showed at an earlier position.
 
-        The schema of the epoch's own changes takes precedence over it.
+        Not if the current schema (`shape`) differs: the table was altered again, and later epochs may still
+        have changes with `seen`. Not if the columns of earlier changes are uncertain (`_always_matched`):
+        then the epoch's own changes give the schema, and an epoch without changes (`is_idle`) raises an
+        error.
         """
         if not is_same_shape(seen, shape.schema):
             self._observations.forget(target.table)
@@ -327,10 +335,10 @@ class SchemaTracker:
         return is_sure
 
     def _always_matched(self, name: TableName, origin: Origin, schema: TableSchema) -> bool:
-        """Whether all changes applied so far had the target's columns.
+        """Whether all changes applied so far certainly had the target's columns.
 
         Changes do not show that a column was dropped and created again under its name. If columns were both
-        dropped and added since the target last had the catalog's columns, a change may have been applied to
+        dropped and added after the target last had the catalog's columns, a change may have been applied to
         the wrong column.
         """
         numbers = set(schema.attributes.numbers if schema.attributes is not None else ())
@@ -362,8 +370,9 @@ def matches_catalog(target: Target, origin: Origin, schema: TableSchema) -> bool
 
 
 def find_resync_reason(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
-    """The reason why a target must be resynced, found by comparing it with the catalog: table recreated,
-    transform changed, or a column recreated under its name. The WAL may show none of these.
+    """The reason why a target must be resynced, found by comparing it with the catalog; None if there is no
+    reason. The table or a column was recreated under its name, or the transform was changed: the WAL may show
+    none of these.
     """
     if schema.oid != target.source_oid:
         return RECREATED if schema.members is None else "the tables routed into it changed"
@@ -413,7 +422,7 @@ def _refused(rule: SchemaRule, target: Target, reason: str) -> Exception:
     )
     return SchemaChangedError(
         f"table {target.table} was changed and its target cannot be altered: {reason}, and {why}",
-        hint=f"penstock tables resync {target.table} copies it with its current schema",
+        hint=f"penstock tables resync CONFIG {target.table} copies it with its current schema",
     )
 
 
@@ -435,8 +444,8 @@ def _xids(slice: FileSlice) -> list[int]:
 
 
 def _truncating(changes: TableChanges) -> set[int]:
-    """The transactions and subtransactions that truncated the table: the catalog row has the id of one or the
-    other.
+    """The ids (low 32 bits) of the transactions and subtransactions that truncated the table: the catalog row
+    has the id of one or the other.
     """
     found: set[int | None] = set()
     for slice in changes.slices:

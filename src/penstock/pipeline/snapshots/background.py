@@ -27,7 +27,7 @@ from penstock.sinks.base import Target
 _log = logging.getLogger("penstock.snapshot")
 
 _AT_ONCE = 3
-"""Maximum number of groups that are copied at once. Each holds a temporary slot of the source."""
+"""Maximum number of groups of tables that are copied at once. Each holds a temporary slot of the source."""
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -42,8 +42,8 @@ class SnapshotListener(Protocol):
 
 
 class BackgroundSnapshots:
-    """Started with groups of tables, one thread each; `stop` ends them all. Errors that need an operator are
-    kept for `check`.
+    """Copies groups of tables, each group in a separate thread. An error that ends a thread is kept for
+    `check`; `stop` ends all threads.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class BackgroundSnapshots:
         return name in self._copying
 
     def abandon(self, name: TableName) -> None:
-        """Stop the copy of a table that was removed. Its changes are no longer captured, so a later snapshot
-        cannot reuse the chunks.
+        """Discard the unfinished snapshot of a removed table; a copy in progress is discarded when it ends. A
+        later snapshot cannot reuse the chunks, because the table's changes are no longer captured.
         """
         with self._lock:
             if name in self._copying:
@@ -147,7 +147,7 @@ class BackgroundSnapshots:
                 self._wait(error, backoff)
                 continue
             except Exception as error:  # noqa: BLE001 the edge of a thread
-                # An error outside the step of one table: all tables that still wait fail.
+                # The error did not occur in a step of one table, so it concerns all waiting tables.
                 shown = TableFailedError(f"copying {', '.join(map(str, waiting))}: {describe(error)}")
                 if backoff.failures + 1 < USUAL_ATTEMPTS:
                     self._wait(shown, backoff)

@@ -1,15 +1,15 @@
 """The snapshot coordinator: copies tables in rounds, each under one exported snapshot, with several threads
 and retries.
 
-A table is exact at one position, its fence. All waiting tables are copied under one exported snapshot, by a
-few threads that each run one Spark task at a time: executors read ctid chunks and write data files of the
-target. So a failed chunk affects no other chunk, and an epoch waits for at most one chunk per core. When all
-chunks of a table are read, the target commits the files and the fence together.
+The copy of a table is exact at one position, its fence. All waiting tables are copied under one exported
+snapshot, by a few threads that each run one Spark task at a time: executors read ctid chunks and write data
+files of the target. So a failed chunk affects no other chunk, and an epoch waits for at most one chunk per
+core. When all chunks of a table are read, the target commits the files and the fence together.
 
 When the snapshot is lost, or was held for `max_hold_seconds`, a new one is taken at a later fence. Only the
 missing chunks are read under it, and rows that changed between the fences are read again by key
-(`snapshots/executors.py`). A finished chunk is never read again. The snapshot is released before the last
-commits and before the MERGE of a repair.
+(`snapshots/executors.py`). A finished chunk is never read again. The round releases the snapshot when only
+commits remain, which include the MERGE of a repair.
 
 The work under one snapshot is a round. `snapshots/schedule.py` chooses the next step, `snapshots/copy.py`
 executes it, and `snapshots/state.py` stores what is done.
@@ -59,7 +59,7 @@ from penstock.sinks.base import Sink
 _log = logging.getLogger("penstock.snapshot")
 
 _RESTARTS = 30
-"""About four hours, with the pauses in between."""
+"""How often the copy of a table may start again: about four hours, including the pauses."""
 _LOCK_PAUSE_SECONDS = 10.0
 _LOCK_ATTEMPTS = 3
 """How often a table may wait for its lock in a round. After that, the table leaves the round if other tables
@@ -67,7 +67,7 @@ wait for the next round.
 """
 _FIRST_PAUSE_SECONDS = 1.0
 _HELD_PAUSE_SECONDS = 10.0
-"""Maximum pause before a repeated attempt while the snapshot is held."""
+"""Longest pause before a retry in the same round. After a longer one, the table waits for a later round."""
 _LOCKED_WAITS = 3
 """How many seconds the creation of a slot may wait for open transactions while tables stay locked. Each
 report of the wait counts as one second.
@@ -77,7 +77,7 @@ _WATCH_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RoundSource:
-    """The function that takes the snapshot, and how long it may be held."""
+    """The source of a round: where and how to take the snapshot, and how long to hold it."""
 
     address: SourceAddress
     slot: str | None
@@ -88,7 +88,7 @@ class RoundSource:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvents:
-    """Callbacks of a round, and the request to stop."""
+    """Callbacks and retries of a round."""
 
     observer: PipelineObserver
     on_fence: Callable[[TableName, Position], None]
@@ -100,12 +100,12 @@ class RoundEvents:
 
 
 class _StoppedError(Exception):
-    """The run ends. The next run continues unfinished snapshots."""
+    """The run ends while the round waits for its snapshot. The next run continues unfinished snapshots."""
 
 
 class SnapshotRound:
-    """One round. `run` may be called once; afterwards `finished` and `failures` name tables; all others wait
-    for the next round.
+    """One round: copies tables under one exported snapshot. `run` may be called once. Afterwards, tables that
+    are neither in `finished` nor in `failures` wait for a later round.
     """
 
     def __init__(
@@ -142,7 +142,9 @@ class SnapshotRound:
         self.has_advanced = False
 
     def run(self) -> None:
-        """Copy the tables. Raises only errors with a shared cause."""
+        """Copy the tables. Raises only errors whose cause is shared by all tables; others are in
+        `failures`.
+        """
         self._check_slot()
         sources = [source for copy in self._copies for source in copy.table.sources]
         with connect(self._source.address) as connection:
@@ -193,8 +195,8 @@ class SnapshotRound:
                 copy.session = session
 
     def back_off(self, error: PenstockError) -> None:
-        """Leave these tables to a later round, because the lock, or a snapshot under the lock, could not be
-        obtained.
+        """Leave the tables to a later round, because `error` prevented their lock, or the snapshot under the
+        lock.
         """
         for copy in self._copies:
             copy.back_off()
@@ -202,7 +204,7 @@ class SnapshotRound:
             self._events.retries.note(_subject(copy), error, copy.restarts.failures, copy.restarts.seconds)
 
     def _watch(self, schedule: Schedule[TableCopy]) -> None:
-        """While the snapshot is needed, check that the slot still exists."""
+        """While the snapshot is needed, check regularly that the slot is still valid."""
         try:
             while not schedule.await_release(_WATCH_SECONDS):
                 self._check_slot()
@@ -294,8 +296,8 @@ class SnapshotRound:
     def _handle_error(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: Exception, started: float
     ) -> None:
-        """Handle the error of one step by the error policy. A lost snapshot or a lock does not count as a
-        failure of the table.
+        """Handle the error of one step by the error policy. A lost snapshot, and a lock of another session,
+        do not count as failures of the table.
         """
         copy = item.queue.table
         if isinstance(error, TableRewrittenError):
@@ -344,7 +346,9 @@ class SnapshotRound:
     def _restart(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: TableRewrittenError
     ) -> None:
-        """Plan the table again in a later round, after a growing pause; a small table is locked then."""
+        """Plan the table again in a later round, after an increasing backoff. That round may lock the table,
+        if it is small.
+        """
         copy = item.queue.table
         copy.invalidate(error.message)
         hint = f"pause the job that truncates or alters {copy.name} for as long as one copy takes"
@@ -359,7 +363,9 @@ class SnapshotRound:
     def _retry(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], verdict: Verdict, started: float
     ) -> None:
-        """Retry the step; concurrent failures of one table count once."""
+        """Retry the step after a pause. If it was already running when the table's last failure was counted,
+        its failure is not counted.
+        """
         copy, error = item.queue.table, verdict.error
         pause: float | None = _FIRST_PAUSE_SECONDS
         if started >= self._counted.get(copy.name, 0.0):
@@ -415,8 +421,8 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCoordinator:
-    """For one run of one pipeline. `copy` may be called repeatedly, also by several threads for different
-    tables.
+    """Copies tables for one run of one pipeline. `copy` may be called repeatedly, also by several threads for
+    different tables.
     """
 
     executors: SnapshotExecutors
@@ -429,10 +435,10 @@ class SnapshotCoordinator:
     store: SnapshotStore = field(kw_only=True)
     spool: Path = field(kw_only=True)
     export: Export = field(default=export_snapshot, kw_only=True)
-    """Takes the snapshots, each with its fence."""
+    """The function that takes the snapshots, each with its fence."""
     slot: str | None = field(default=None, kw_only=True)
-    """The slot that has the changes after the fences. It is checked during the copy: without it the copy is
-    useless.
+    """The slot that keeps the changes after the fences. It is checked during the copy, because a copy is
+    useless without these changes.
     """
     max_hold_seconds: float | None = field(default=None, kw_only=True)
     on_wait: OnWait = field(default=log_wait, kw_only=True)
@@ -441,7 +447,9 @@ class SnapshotCoordinator:
     retries: RetryLog = field(default_factory=RetryLog, kw_only=True)
     """Retries in progress, for `penstock status`."""
     positions_are_polls: bool = field(default=False, kw_only=True)
-    """Whether a position stands for a poll, which has everything committed since the poll before it."""
+    """Whether a position stands for a poll, which contains the transactions committed after the previous
+    poll.
+    """
 
     def copy(
         self,
@@ -450,8 +458,8 @@ class SnapshotCoordinator:
         on_finished: Callable[[TableName], None],
         is_stopping: Callable[[], bool],
     ) -> dict[TableName, PenstockError]:
-        """Copy all `tables`; returns those that cannot be copied, with the reason. Transient errors are
-        retried.
+        """Copy all `tables`. Returns the tables that cannot be copied, each with its error. Transient errors
+        are retried.
 
         `on_fence` is called with the position after which a table's changes are needed, `on_finished` when
         its target is complete.
@@ -494,8 +502,8 @@ class SnapshotCoordinator:
         *,
         is_awaited: bool,
     ) -> SnapshotRound:
-        """Choose the tables of the next round. If the source uses a slot, a small table whose copy was
-        interrupted by writes is copied alone, under a lock.
+        """Create the next round. If the source uses a slot, a small table whose copy was interrupted is
+        copied alone, under a lock (see `TableCopy.is_lockable`).
         """
         lockable = [copy for copy in due if copy.is_lockable] if self.slot is not None else []
         if lockable:
@@ -521,7 +529,7 @@ class SnapshotCoordinator:
 
 
 def _tried(copying: SnapshotRound) -> PenstockError | None:
-    """Run a round; returns a transient error that ended it."""
+    """Run a round. Returns the transient error that ended it early, if any."""
     try:
         copying.run()
     except PenstockError as error:

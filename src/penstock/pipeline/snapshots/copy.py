@@ -1,7 +1,7 @@
 """Copy one table into the target: plan or resume, read chunk by chunk, repair, commit.
 
-Every step is durable (`snapshots/state.py`), so the next run, or the next snapshot, continues where this one
-ended.
+The plan and every chunk are durable (`snapshots/state.py`), so the next round, or the next run, continues
+with the missing chunks.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def gather_refused(
     reread: Sequence[KeyTask],
     unmade: Sequence[str],
 ) -> list[RejectedRows]:
-    """Files of rejected rows: of all chunks, of re-read rows (`reread`), and of re-read rows that the
-    transform rejected (`unmade`).
+    """Collect the files of rejected rows of each source table: rows of chunks, re-read rows (`reread`), and
+    re-read rows that the transform rejected (`unmade`).
     """
     found = []
     for part in plan.outline.parts:
@@ -133,7 +133,9 @@ class CopyPlaces:
     is_stopping: Callable[[], bool]
     dead_letters: SnapshotDeadLetters
     positions_are_polls: bool = False
-    """Whether a position stands for a poll, which has everything committed since the poll before it."""
+    """Whether a position stands for a poll, which contains the transactions committed after the previous
+    poll.
+    """
 
 
 class SnapshotDeadLetters(Protocol):
@@ -149,19 +151,25 @@ class SnapshotDeadLetters(Protocol):
         fence: Position,
         changed: ChangedRows | None,
     ) -> None:
-        """Take the rejected rows, in files, before the copy is committed to the target."""
+        """Store the rejected rows, which are in the files `refused`, before the target commits the copy.
+        `changed`: the rows that changed during the copy, if any.
+        """
 
     def copied(self, table: TableName) -> None:
-        """The target has committed the copy."""
+        """Called after the target has committed the copy."""
 
 
 class TableCopy:
-    """Different threads may execute steps, one at a time; only chunks are read in parallel."""
+    """The copy of one table into the target. Threads execute its steps one at a time, except for chunks,
+    which they read in parallel.
+    """
 
     def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
         self.table = table
         self.restarts = Backoff(_FIRST_RESTART_SECONDS, _LONGEST_RESTART_SECONDS)
-        """How often the table was rewritten, truncated or altered while it was copied."""
+        """Counts interrupted copies: the table was rewritten, truncated or altered during the copy, or could
+        not be locked.
+        """
         self.restarts_at = 0.0
         self.session: Connection | None = None
         """The session that locks the table, if it is locked. The whole table is then read in this session."""
@@ -187,7 +195,9 @@ class TableCopy:
         return measure(SavedSnapshot(self.plan, dict(self._records)))
 
     def open(self, exported: ExportedSnapshot) -> list[tuple[int, int]]:
-        """Resume the stored plan, or make a new one; returns the missing chunks with their bytes."""
+        """Resume the stored plan, or make a new one. Returns the number and the heap bytes of each missing
+        chunk.
+        """
         places = self._places
         with connect(places.address) if self.session is None else nullcontext(self.session) as connection:
             found = inspect_outline(connection, self.table, places.types, places.publication)
@@ -197,7 +207,7 @@ class TableCopy:
             )
         saved = places.store.load(self.name)
         if saved is not None and not saved.records and saved.plan.chunks:
-            saved = None  # nothing was read yet: a new plan has a later fence, and less to repair
+            saved = None  # no chunk was read yet: a new plan has a later fence, so less needs repair
         reason = self._invalid_reason or (
             None if saved is None else self._restart_reason(saved, found, exported)
         )
@@ -219,7 +229,9 @@ class TableCopy:
         return Step.COMMIT if len(fences) <= 1 else Step.REREAD
 
     def read(self, exported: ExportedSnapshot, number: int) -> None:
-        """Read one chunk on an executor. The executor writes the chunk's record."""
+        """Read one chunk on an executor, which also records it as read. With a `session`, this happens in the
+        driver.
+        """
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
@@ -255,7 +267,9 @@ class TableCopy:
         return record
 
     def reread(self, exported: ExportedSnapshot) -> bool:
-        """Read again, by key, the rows that changed between the fences; False if the run ends first."""
+        """Read again, by key, the rows that changed between the first fence and that of the snapshot. Returns
+        False if the run ends first.
+        """
         places, outline = self._places, self.plan.outline
         first = min(record.fence for record in self._records.values())
         slices = changed_between(
@@ -287,7 +301,9 @@ class TableCopy:
         return True
 
     def commit(self) -> None:
-        """Commit the table to the target, unless it was altered since it was read."""
+        """Commit the files and the fence to the target. Raises `TableRewrittenError` if the table was altered
+        during the copy.
+        """
         places, plan = self._places, self.plan
         with connect(places.address) as connection:
             fingerprint = inspect_fingerprint(connection, self.table, places.publication)
@@ -299,7 +315,7 @@ class TableCopy:
         target = places.sink.load_target(self.name)
         if (
             target is None or target.applied != self._fence
-        ):  # otherwise an earlier attempt committed without a reply
+        ):  # otherwise an earlier attempt was committed, but its reply was lost
             self._hand_over(files)
         places.dead_letters.copied(self.name)
         places.store.forget(self.name)
@@ -336,7 +352,7 @@ class TableCopy:
         self._invalid_reason = reason
 
     def back_off(self) -> None:
-        """Leave the table to a later round."""
+        """Leave the table to a later round, after a pause."""
         self.restarts_at = time.monotonic() + self.restarts.fail()
 
     @property
@@ -345,8 +361,8 @@ class TableCopy:
 
     @property
     def is_lockable(self) -> bool:
-        """Whether the table's copy was interrupted by writes before, and the table is small enough to be
-        copied under a lock in one transaction.
+        """Whether the table may be copied under a lock, in one transaction: an earlier copy was interrupted,
+        the table is small, and its transform does not need Spark.
         """
         is_asked = (
             self._plan is not None
@@ -387,11 +403,11 @@ class TableCopy:
             return "files that were written to the target no longer exist"
         start = SpoolReader(self._places.spool).start
         if start is not None and start > plan.fence:
-            return f"the spool no longer has the changes since {plan.fence}"
+            return f"the spool no longer has the changes after {plan.fence}"
         if not saved.missing and len(saved.fences) == 1:
             return None
         if plan.fence > exported.fence:
-            return f"it began at {plan.fence}, and the server is only at {exported.fence}"
+            return f"it began at {plan.fence}, but the server is now at an earlier position, {exported.fence}"
         if not is_repairable(plan.outline.schema):
             return "its rows cannot be read by key"
         return None
@@ -436,5 +452,7 @@ class TableCopy:
 
 
 def chunk_bytes(total_bytes: int, largest_bytes: int, lanes: int) -> int:
-    """Heap bytes per task: `largest_bytes`, or less if the table would not keep all executors busy."""
+    """Heap bytes per chunk: at most `largest_bytes`, and less for a table that would otherwise have fewer
+    than `_CHUNKS_A_LANE` chunks per lane.
+    """
     return min(largest_bytes, max(_SMALLEST_CHUNK_BYTES, total_bytes // (_CHUNKS_A_LANE * lanes)))

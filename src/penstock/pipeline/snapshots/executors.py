@@ -1,13 +1,13 @@
-"""Run snapshot work on Spark's executors: chunk tasks, chunks that Spark transforms, and repair by re-reading
-changed keys.
+"""Snapshot work on Spark's executors: chunk tasks, chunks whose transform needs Spark, and repair by key.
 
-Only the first step of a chunk needs the source's snapshot. Intermediate files are removed when the chunk
-ends, with or without success.
+A chunk whose transform needs Spark has three steps: an executor copies its source rows to a file, Spark
+evaluates the expressions, an executor writes the target's file. Only the first step needs the exported
+snapshot. The intermediate files are removed at the end, also after an error.
 
-Repair: a row that did not change between the first and the last fence is the same under both, in the same
-block, and so in exactly one chunk. The spool has a change for the key of every other row. Spark collects
-these keys into files, executors read their rows as of the last fence, and the target replaces the rows of the
-chunks.
+Repair: a row that did not change between the first and the last fence stays in the same block, so it is in
+exactly one chunk, with the same values. For every other row, the spool has a change with the row's key. Spark
+collects these keys into files, executors read the rows with these keys as of the last fence, and the target
+replaces the rows that the chunks have under these keys.
 """
 
 from __future__ import annotations
@@ -52,21 +52,29 @@ _POOL = "penstock-snapshot"
 
 
 class SnapshotExecutors(Executors):
-    """An exception that is not a `PenstockError` becomes a `SnapshotTaskError`."""
+    """Executors for snapshot tasks. Any exception other than a `PenstockError` becomes a
+    `SnapshotTaskError`.
+    """
 
     @abstractmethod
     def enter(self) -> None:
-        """Every thread that uses these executors calls this first, before it starts other threads."""
+        """Prepare the calling thread for these executors. An `InheritableThread` that it starts afterwards
+        needs no call.
+        """
 
     @abstractmethod
     def cancel(self) -> None:
-        """Cancel all tasks as far as possible; `run` then raises."""
+        """Cancel the running tasks as far as possible. The calls of `run` that wait for them raise an
+        error.
+        """
 
     @abstractmethod
     def write_keys(
         self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
     ) -> None:
-        """Write all distinct keys in `slices` as Parquet files with the columns of `changed_keys`."""
+        """Write the distinct keys of the changes in `slices` to Parquet files in `directory`, with the
+        columns of `changed_keys`. `constants`: values of further key columns of the target.
+        """
 
 
 class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
@@ -88,9 +96,7 @@ class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
         self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
     ) -> None:
         session = self._spark.newSession()
-        session.conf.set(
-            "spark.sql.session.timeZone", "UTC"
-        )  # keys are text when they are sent to the source
+        session.conf.set("spark.sql.session.timeZone", "UTC")  # keys are sent to the source as text
         try:
             changed_keys(load_changes(session, schema, slices), schema, constants).write.mode(
                 "append"
@@ -101,20 +107,23 @@ class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
 
 Batches = Iterator[pa.RecordBatch]
 Finish = Callable[[Batches, ChunkWriter], Out]
-"""Writes rows with a writer and returns its result. Sent to an executor."""
+"""Function that writes a chunk's rows with a `ChunkWriter` and returns the task's result. Runs on an
+executor.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A chunk's source rows: a file with one row group per batch, and what Spark needs to read it."""
+    """A chunk's source rows, in a file with one row group per batch."""
 
     path: str
     questions: tuple[str, ...]
+    """Files with the input of the transform's Spark expressions, one per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkAsker:
-    """Copies chunks of one table. Used by several driver threads at once."""
+    """Copies the chunks of a table whose transform needs Spark. Used by several driver threads at once."""
 
     fitted: Fitted
     writer: ChunkWriter
@@ -129,7 +138,10 @@ class ChunkAsker:
         finish: Finish[Out],
         rejected_path: Path | None = None,
     ) -> Out:
-        """Run `read` and then `finish` on executors. Rejected rows go to the file `rejected_path`."""
+        """Run `read` on an executor, evaluate the Spark expressions, and run `finish` with the transformed
+        rows on an executor. Rows that the transform rejects go to the file `rejected_path`; without it, they
+        are an error.
+        """
         directory = self.directory / uuid4().hex
         storage.ensure_directory(directory)
         try:
@@ -153,21 +165,25 @@ class ChunkAsker:
 
 
 class AskingSink(ABC):
-    """A sink whose rows may have to be transformed by Spark first."""
+    """A sink that may need Spark to transform rows before it writes them."""
 
     @abstractmethod
     def asker_for(self, schema: TableSchema) -> ChunkAsker | None:
-        """The object that copies the chunks of a source table whose transform needs Spark. None if executors
-        can write chunks directly.
+        """The `ChunkAsker` for a source table whose transform needs Spark. None for other tables: executors
+        write their chunks directly.
         """
 
     @abstractmethod
     def make_changed(self, schema: TableSchema, changed: ChangedRows) -> tuple[ChangedRows, Sequence[str]]:
-        """Transform the rows that changed during a snapshot; returns them with the files of rejected rows."""
+        """Transform the rows that changed during a snapshot. Returns the transformed rows, and the files of
+        rows that the transform rejected.
+        """
 
 
 def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Copied:
-    """Runs on an executor, possibly more than once, so file names are unique for each run."""
+    """Write the rows, and the input of the Spark expressions, to files in `directory`. Runs on an executor,
+    possibly more than once; each run uses new file names.
+    """
     path = Path(directory) / f"{secrets.token_hex(8)}.rows"
     questions: list[str] = []
     schema = snapshot_schema(fitted.source)
@@ -186,7 +202,9 @@ def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Co
 
 
 def read_copied(copied: Copied) -> Batches:
-    """Pass the batches on unchanged."""
+    """Yield the batches that `copy_rows` wrote. Their boundaries are the same, because Spark's results are
+    numbered by batch.
+    """
     with pq.ParquetFile(copied.path) as file:
         for group in range(file.num_row_groups):
             yield from file.read_row_group(group).combine_chunks().to_batches()
@@ -212,7 +230,9 @@ _WAIT_SECONDS = 0.5
 
 
 def is_repairable(schema: TableSchema) -> bool:
-    """Whether rows can be read by key: the table has one, and the source supports it."""
+    """Whether rows can be read by key: the table has a key whose columns can be sent to the server as
+    text.
+    """
     types = {column.name: column.arrow_type for column in schema.columns}
     return bool(schema.key) and all(can_query_key(types[name]) for name in schema.key)
 
@@ -226,14 +246,14 @@ def changed_between(
     *,
     positions_are_polls: bool = False,
 ) -> list[FileSlice] | None:
-    """The spool files with the changes in `(start, end]`, once the spool has all of them. None if the run
-    ends first.
+    """Wait until the spool has all changes up to `end`, and return the slices with the table's changes in
+    `(start, end]`. None if the run ends first.
 
-    With polling, changes right before `end` arrive with the next poll, so the function waits for that poll
-    and includes it. The additional keys do no harm.
+    With polling, the next poll may still contain changes from before `end`, so the function waits for that
+    poll and includes all its changes. The additional keys do no harm.
 
-    Raises `TableRewrittenError` if the changes are lost, or do not identify rows by key: the table is copied
-    again.
+    Raises `TableRewrittenError` if the table must be copied again: the spool no longer has the changes, or
+    the table was truncated or altered. Raises `RowUnidentifiedError` for a change without the key of its row.
     """
     reader = SpoolReader(spool)
     end = Position.of(end.value + 1) if positions_are_polls else end
@@ -250,7 +270,7 @@ def changed_between(
         found = reader.read(start, _end_of_poll(reader, end) if positions_are_polls else end)
     except SpoolGapError as error:
         words = (
-            f"the spool no longer has the changes of {outline.schema.name} since {start}; its snapshot "
+            f"the spool no longer has the changes of {outline.schema.name} after {start}; its snapshot "
             "starts again"
         )
         raise TableRewrittenError(words) from error
@@ -278,14 +298,16 @@ def _slices(found: SpoolRange, outline: CopyFingerprint) -> list[FileSlice]:
 
 
 def _is_alike(logged: TableSchema, schema: TableSchema) -> bool:
-    """Whether two schemas have the same columns and key. The copy fingerprint compares everything else."""
+    """Whether two schemas have the same table name, column types and key. `CopyFingerprint` compares
+    everything else.
+    """
     columns = [{column.name: column.arrow_type for column in each.columns} for each in (logged, schema)]
     return logged.name == schema.name and set(logged.key) == set(schema.key) and columns[0] == columns[1]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTask:
-    """A file of keys of one table, and the place for their rows."""
+    """A file of changed keys of one table, and the place to write the rows with these keys to."""
 
     index: int
     path: str
@@ -296,14 +318,14 @@ class KeyTask:
 
     @property
     def rejected_file(self) -> Path:
-        """The file for rejected rows."""
+        """The file for those of the rows that are rejected."""
         return Path(self.place.directory).parent / f"refused-{self.index}.parquet"
 
 
 def plan_rereading(
     executors: SnapshotExecutors, outline: CopyFingerprint, slices: Sequence[FileSlice], directory: Path
 ) -> list[KeyTask]:
-    """Collect the keys into files under `directory`; returns a task for each."""
+    """Write the keys of the changed rows (`slices`) to files under `directory`. Returns one task per file."""
     keys, rows = directory / "keys", directory / "rows"
     storage.discard_tree(directory)
     for each in (directory, rows):
@@ -331,7 +353,9 @@ def plan_rereading(
 def key_reader(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False, diverts: bool = False
 ) -> Callable[[KeyTask], SnapshotFile]:
-    """Function for executors that reads the rows with the keys of a file, and writes them to a file."""
+    """Return the function that executors run for each `KeyTask`: read the rows with the keys of its file, and
+    write them to another file.
+    """
     return lambda task: read_rows(address, snapshot, task, reject_inexact=reject_inexact, diverts=diverts)
 
 

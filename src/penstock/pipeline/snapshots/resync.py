@@ -4,9 +4,10 @@ Readers never see the target empty, half filled or at an earlier position. The c
 like any other, under its own root. An epoch advances the shadow to the epoch's end and then swaps it in at
 that position, instead of applying the epoch to the target.
 
-All tables wait for that epoch. So the thread that copied the table first applies to the shadow the changes
-made during the copy, until the shadow is about a second behind. It also lets the sink prepare the swap. The
-epoch handles all errors, and all changes that need the catalog (a new schema, a truncate) or may be rejected.
+All tables wait for that epoch. So the thread that copied the table first applies the changes made during the
+copy to the shadow, until applying them takes less than a second. It also lets the sink prepare the swap. It
+leaves errors to the epoch, as well as changes that need the catalog (a new schema, a truncate) or may be
+rejected.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ remaining changes.
 class Resyncs:
     """The resyncs in progress.
 
-    Copying threads call `set_fence`, `add_copied` and `fail`; the epoch calls `take_in` and `swap`.
+    Copying threads call `set_fence`, `add_copied` and `fail`; the epoch calls `collect_copies` and `swap`.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Resyncs:
         spool: Path,
         retries: RetryLog,
     ) -> None:
-        """`on_done` is called once the epoch that swapped the copy in is recorded, or with the reason
-        why the resync was given up.
+        """`on_done` is called with a table and None when the epoch that swapped its copy in is recorded, or
+        with a table and the reason why its resync ended without a swap.
         """
         self._attempts = TableRetries()
         self._pausing: set[TableName] = set()
@@ -80,7 +81,8 @@ class Resyncs:
         self._arrivals: deque[tuple[Target, Sink]] = deque()
         self._ready: dict[TableName, Target] = {}
         self._tried: dict[TableName, Position] = {}
-        """By table, the position of a swap that may have succeeded without a reply."""
+        """By table, the position of the last attempt to swap. It may have been committed even if it failed.
+        """
         self._spool = spool
         self._recorded = Position.ZERO
         self._preparing = threading.Lock()
@@ -89,6 +91,7 @@ class Resyncs:
 
     @property
     def holds(self) -> list[Position]:
+        """For each resync, the position after which the spool keeps the changes."""
         return list(self._holds.copy().values())
 
     @property
@@ -98,6 +101,7 @@ class Resyncs:
 
     @property
     def is_waiting(self) -> bool:
+        """Whether a completed shadow waits for an epoch to swap it in."""
         return bool(self._arrivals) or any(map(self._attempts.is_due, list(self._ready)))
 
     @property
@@ -113,8 +117,8 @@ class Resyncs:
         return self._sinks.get(name) is sink
 
     def begin(self, name: TableName, sink: Sink, position: Position) -> None:
-        """Start a resync whose copy is written to `sink`. From then on the spool keeps everything after
-        `position`.
+        """Start a resync whose copy is written to `sink`. The spool keeps all changes after `position` until
+        `set_fence` is called.
         """
         self._pausing.discard(name)
         self._sinks[name] = sink
@@ -144,7 +148,7 @@ class Resyncs:
                 self._prepare(target.table, sink)
                 if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
                     break
-        except Exception as error:  # noqa: BLE001 the epoch meets it again, and the error policy decides there
+        except Exception as error:  # noqa: BLE001 the epoch repeats the step, and the error policy decides there
             _log.info(
                 "shadow is left to an epoch",
                 extra={"table": str(target.table), "reason": type(error).__name__},
@@ -182,8 +186,8 @@ class Resyncs:
             self.abandon(name, f"{error.code}: {error.message}")
 
     def abandon(self, name: TableName, reason: str = "it was abandoned") -> None:
-        """End the resync of this table. The sink drops the shadow, including anything that threads still
-        write to it.
+        """End the resync of this table and drop its shadow. Reports of a thread that still copies are ignored
+        (see `ResyncListener`).
         """
         self.stop_pausing(name)
         if name in self._sinks:
@@ -208,12 +212,12 @@ class Resyncs:
         return any(map(self._attempts.is_due, self._ready))
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
-        """Advance the copied shadows to `end` and swap each in; returns the new targets.
+        """Advance the copied shadows to `end` and swap each in. Returns the new targets.
 
-        This includes swaps that succeeded in an earlier epoch without a reply; their targets are at the end
-        of that epoch or later. A target whose swap fails stays as it was, and this epoch still applies to it.
-        A transient failure is retried in later epochs, a bounded number of times; the other tables do not
-        wait.
+        They include targets whose swap was committed in an earlier epoch although its reply was lost; these
+        are at the end of that epoch or later. A target whose swap fails does not change, and the epoch must
+        still be applied to it. A transient failure is retried in later epochs, a bounded number of times; the
+        other tables do not wait.
         """
         done: dict[TableName, Target] = {}
         for name, shadow in [
@@ -234,8 +238,8 @@ class Resyncs:
         return done
 
     def _find_swapped(self, name: TableName, shadow: Target) -> Target | None:
-        """The target, if an earlier attempt swapped `shadow` in but got no reply. The target may be behind
-        the current epoch.
+        """The target, if an earlier attempt swapped `shadow` in and its reply was lost; otherwise None. The
+        target may be at a position before the end of the current epoch.
         """
         tried = self._tried.get(name)
         if tried is None or shadow.copy is None:
@@ -289,14 +293,14 @@ class Resyncs:
             self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
             self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
             if self._dead_letters.has_exclusions(name):
-                # The shadow may hold this epoch without the rejected rows, and their dead letters do not
-                # outlive the attempt.
+                # The shadow may already contain this epoch without its rejected rows, and `abandon_copy`
+                # discards their dead letters.
                 self._dead_letters.abandon_copy(self._main, name)
                 self._copy_again(name)
                 return
             with suppress(
                 Exception
-            ):  # the target may have advanced; if it cannot be loaded, the next attempt raises the error
+            ):  # the shadow may have advanced; if it cannot be loaded, the next attempt raises the error
                 self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
             return
         self._dead_letters.abandon_copy(self._main, name)
@@ -351,10 +355,10 @@ class Resyncs:
 
 @dataclass(frozen=True, slots=True)
 class ResyncListener:
-    """Receives the copy of one resync, which is written to `sink`.
+    """Receives the reports of the thread that copies one resync into `sink`.
 
-    A thread may still copy when its resync was ended and another one of the same table has begun. What it
-    reports is ignored then.
+    The thread may still copy after its resync has ended, even after another resync of the same table has
+    begun. Its reports are then ignored.
     """
 
     resyncs: Resyncs

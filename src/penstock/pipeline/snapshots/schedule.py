@@ -1,10 +1,11 @@
 """The work queue of the threads that copy tables under one exported snapshot.
 
-Steps of a table: open it, read its chunks, read changed keys again if there is more than one fence, commit.
-All steps but the last need the snapshot. Steps that finish a table come first; after them, steps of the
-smallest and of the largest table alternate, so that neither small tables nor a huge one starve.
+The steps of a table are: open it, read its chunks, read changed rows again if its chunks have different
+fences, commit. All steps but the commit need the snapshot. Commits come first, then the reading of changed
+rows. The other steps are taken alternately from the smallest and from the largest table, so that neither
+small tables nor a huge one starve.
 
-This module does no I/O and knows nothing about tables, so it is tested alone.
+This module does no I/O and does not use the table objects, so it can be tested alone.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class TableQueue(Generic[T]):
     """Bytes still to be read; estimated until the table is opened."""
     stage: Step = Step.OPEN
     waiting: dict[int, int] = field(default_factory=dict)
-    """Bytes by number of the chunks that no thread is reading, in order."""
+    """Chunks that no thread has taken yet: heap bytes by chunk number, in the order of reading."""
     busy: int = 0
     """Steps in progress."""
     not_before: float = 0.0
     is_blocked: bool = False
-    """A step failed and was put back. Only one step at a time is tried until one succeeds."""
+    """A step failed and was put back. Until a chunk is read successfully, only one chunk of the table is read
+    at a time.
+    """
 
     @property
     def is_ready(self) -> bool:
@@ -54,15 +57,16 @@ class TableQueue(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkItem(Generic[T]):
-    """A step, for the thread that took it."""
+    """A step that a thread has taken."""
 
     queue: TableQueue[T]
     step: Step
     chunk: int = -1
+    """The number of the chunk; -1 if the step is not a chunk."""
 
 
 class Schedule(Generic[T]):
-    """One round, under one snapshot. Threads `take` work items and report the result of each."""
+    """The steps of one round, under one snapshot. Threads `take` steps and report the result of each."""
 
     def __init__(
         self,
@@ -88,11 +92,11 @@ class Schedule(Generic[T]):
 
     @property
     def is_expired(self) -> bool:
-        """Whether the snapshot was held long enough. A round always reads at least one chunk."""
+        """Whether the snapshot was held for `hold_seconds`, and at least one chunk was read under it."""
         return self._deadline is not None and self.chunks_read > 0 and self._clock() >= self._deadline
 
     def take(self) -> WorkItem[T] | None:
-        """The next step; waits for one. None if this round has no more."""
+        """Wait for the next step that can start, and return it. None if the round has no more steps."""
         with self._changed:
             while True:
                 item = self._next()
@@ -105,7 +109,9 @@ class Schedule(Generic[T]):
                 self._changed.wait(_POLL_SECONDS)
 
     def opened(self, item: WorkItem[T], chunks: Sequence[tuple[int, int]], *, then: Step) -> None:
-        """Add the chunks of a planned table: bytes by number. Without chunks the next step is `then`."""
+        """Report the table as opened. `chunks`: number and heap bytes of each missing chunk. Without chunks
+        the next step is `then`.
+        """
         with self._ending(item) as queue:
             queue.waiting = dict(chunks)
             queue.heap_bytes = sum(queue.waiting.values())
@@ -121,13 +127,13 @@ class Schedule(Generic[T]):
                 queue.stage = then
 
     def advance(self, item: WorkItem[T], then: Step) -> None:
-        """Report the step as done, and add the next one."""
+        """Report the step as done. The table's next step is `then`."""
         with self._ending(item) as queue:
             queue.stage = then
 
     def put_back(self, item: WorkItem[T], heap_bytes: int = 0, *, pause_seconds: float = 0.0) -> None:
-        """Report the step as failed. It is tried again after the pause, in this round if the snapshot is held
-        that long, otherwise in the next.
+        """Report the step as failed. It is retried after the pause: in this round if the snapshot is still
+        held, otherwise in the next round.
         """
         with self._ending(item) as queue:
             if item.step is Step.CHUNK and queue.stage is Step.CHUNK:
@@ -141,19 +147,21 @@ class Schedule(Generic[T]):
             queue.stage, queue.waiting = Step.DONE, {}
 
     def close(self) -> None:
-        """End the steps that need the snapshot, because it is lost."""
+        """Start no more steps that need the snapshot, because it is lost or the round failed. Commits still
+        start.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End the round without further steps."""
+        """Start no more steps, not even commits."""
         with self._changed:
             self._is_given_up = True
             self._changed.notify_all()
 
     def await_release(self, timeout_seconds: float) -> bool:
-        """Wait until no step needs the snapshot; False after the timeout."""
+        """Wait until no step needs the snapshot any more. Returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._needs_snapshot(), timeout_seconds)
 
@@ -173,7 +181,7 @@ class Schedule(Generic[T]):
         return queue.stage is Step.REREAD or not self.is_expired
 
     def _is_waiting(self) -> bool:
-        """Whether a step waits only for its pause to end."""
+        """Whether a step could start if its pause had ended."""
         return any(queue.is_ready and self._is_allowed(queue) for queue in self.queues)
 
     def _next(self) -> WorkItem[T] | None:
@@ -202,7 +210,9 @@ class Schedule(Generic[T]):
 
 
 class _Ending(Generic[T]):
-    """Update the table's queue after a step, and wake the waiting threads."""
+    """Context manager: lock the queue of a table whose step has ended, for an update of the queue, then wake
+    the waiting threads.
+    """
 
     def __init__(self, changed: threading.Condition, queue: TableQueue[T]) -> None:
         self._changed = changed

@@ -3,15 +3,15 @@ the missing chunks.
 
 ```
 <target root>/penstock_snapshots/<pipeline>/<schema>/<table>/
-  plan.json            the table's outline, its first fence and its chunks; written once
+  plan.json            the table's `CopyFingerprint`, the first fence and the chunks; written once
   <plan id>/
     chunk-000017.json  a chunk that was read: its file, and its fence
     repair-…/          keys that changed between fences, and their rows as of the last fence
 ```
 
 Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of
-a former plan that could not be cancelled writes to a directory that is no longer used. Everything is removed
-when the target has the table; if it is lost, the table is read again.
+a former plan that could not be cancelled writes to a directory that is no longer used. The files are removed
+when the target has committed the table. If they are lost before that, the table is read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLAN = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """One attempt at a table, from its first fence on. A chunk's number is its index in `chunks`."""
+    """The plan of one attempt to copy a table. A chunk's number is its index in `chunks`."""
 
     id: str
     outline: CopyFingerprint
@@ -61,10 +61,10 @@ class SnapshotPlan:
         return sum(chunk.heap_bytes for chunk in self.chunks)
 
     def with_outline(self, outline: CopyFingerprint) -> SnapshotPlan:
-        """The same plan with the table's current outline; the heap is the same.
+        """The same plan with the table's current fingerprint `outline`, which must have the same heaps.
 
-        Statements are built from names, types and row filters of the outline. Another user may have written
-        the stored plan, so its outline is only compared with the current table.
+        SQL is built from the names, types and row filters in `outline`. Another user may have written the
+        stored plan, so its own outline is only compared with the current one and never used in SQL.
         """
         heaps = whole_leaves(outline)
         chunks = (
@@ -76,7 +76,7 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk that was read, with the fence."""
+    """A chunk that was read, with the fence and the file of its rows."""
 
     number: int
     fence: Position
@@ -86,7 +86,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
-    """A plan, and the chunks read so far by number."""
+    """A stored plan, and the records of the chunks read so far, by chunk number."""
 
     plan: SnapshotPlan
     records: Mapping[int, ChunkRecord]
@@ -127,8 +127,8 @@ class SnapshotStore:
         return self._directory(plan.outline.schema.name) / plan.id
 
     def load(self, table: TableName) -> SavedSnapshot | None:
-        """Load the plan; None if there is none, or it cannot be read. The table is then read from the
-        start.
+        """Load the unfinished snapshot of a table. None if there is none, or its files are invalid; the table
+        is then read from the start.
         """
         directory = self._directory(table)
         data = storage.read(directory / _PLAN)
@@ -169,7 +169,9 @@ def new_plan_id() -> str:
 
 
 def record_chunk(directory: Path, record: ChunkRecord) -> None:
-    """Called by the task that read the chunk, after its file is durable. Fails if the plan was removed."""
+    """Record a chunk as read. Called by the task that read it, after the chunk's file is durable. Fails if
+    the plan was removed.
+    """
     document = {
         "format": FORMAT,
         "number": record.number,
@@ -307,8 +309,8 @@ _RATE_WINDOW = timedelta(seconds=60)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """Chunks, rows and bytes of one table. Bytes are those of the source's heap, whose total is known in
-    advance.
+    """Progress of one table's snapshot. `heap_bytes_*` are bytes of the source's heap, whose total is known
+    in advance.
     """
 
     table: TableName
@@ -323,7 +325,7 @@ class SnapshotProgress:
     """Bytes of the files written so far."""
     rows_per_second: float | None
     heap_bytes_per_second: float | None
-    """Rate over the last minute in which chunks were finished; None before the first."""
+    """Both rates cover the minute before the last finished chunk. None if they cannot be computed yet."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -380,13 +382,13 @@ def measure(saved: SavedSnapshot) -> SnapshotProgress:
 
 
 def _rates(saved: SavedSnapshot) -> tuple[float | None, float | None]:
-    """Rows and heap bytes per second over recently finished chunks."""
+    """Rows and heap bytes per second, over the chunks finished within `_RATE_WINDOW` of the last one."""
     records = sorted(saved.records.values(), key=lambda record: record.finished_at)
     if not records:
         return None, None
     last = records[-1].finished_at
     recent = [record for record in records if record.finished_at >= last - _RATE_WINDOW]
-    # the first chunk of the window was read before it began
+    # the interval begins at the end of the first recent chunk, so that chunk is not counted
     since, counted = (
         (recent[0].finished_at, recent[1:]) if len(recent) > 1 else (saved.plan.planned_at, recent)
     )

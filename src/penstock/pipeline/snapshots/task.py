@@ -22,7 +22,7 @@ from penstock.sinks.row_files import write_batches
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One chunk, and the place for its rows."""
+    """One chunk, and the place to write its rows to."""
 
     index: int
     chunk: Chunk
@@ -32,7 +32,7 @@ class ChunkTask:
 def chunk_writer(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
 ) -> Callable[[ChunkTask], SnapshotFile]:
-    """A function that reads a chunk and writes its file. Sent to executors."""
+    """Return the function that executors run for each chunk: read its rows, and write its file."""
 
     def write(task: ChunkTask) -> SnapshotFile:
         return write_chunk(address, snapshot, task, reject_inexact=reject_inexact)
@@ -42,7 +42,7 @@ def chunk_writer(
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """A chunk whose completion is recorded in the directory `records`, with its fence."""
+    """A chunk that is read at `fence`, and whose completion is recorded in the directory `records`."""
 
     task: ChunkTask
     records: str
@@ -50,12 +50,12 @@ class RecordedTask:
 
 
 class RejectingWriter(ABC):
-    """A `ChunkWriter` that rejects rows. Sent to executors."""
+    """A `ChunkWriter` that may reject rows. Sent to executors."""
 
     @abstractmethod
     def with_rejected_to(self, on_rejected: OnRejected) -> ChunkWriter:
-        """The same writer, which passes rejected rows to `on_rejected`. It passes all rejected rows of a
-        batch before it requests the next batch.
+        """A copy of this writer that passes rejected rows to `on_rejected` instead of raising an error: all
+        rejected rows of a batch before it requests the next batch.
         """
 
 
@@ -68,10 +68,12 @@ def recording_writer(
     diverts: bool = False,
     session: Connection | None = None,
 ) -> Callable[[RecordedTask], ChunkRecord]:
-    """Read and record chunks. A recorded chunk is never read again, even if the driver dies.
+    """Return the function that reads a chunk, writes its rows and records it as read. A recorded chunk is
+    never read again, even if the driver dies.
 
-    With `diverts`, rejected rows are written to a file next to the chunk's record instead of failing the
-    chunk. With a `session`, which locks the table, this runs in the driver, in that session.
+    With `diverts`, rejected rows are written to a file next to the chunk's record; otherwise they are an
+    error. `session` is the session that locks the table. With it, the function must run in the driver, and it
+    reads in that session.
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
@@ -90,8 +92,8 @@ def recording_writer(
 def source_rows(
     address: SourceAddress, snapshot: str, recorded: RecordedTask, *, reject_inexact: bool, diverts: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The chunk's source rows. With `diverts`, its rejected rows are durable once the last row was
-    returned.
+    """Yield the chunk's source rows. With `diverts`, rejected rows go to a file, which is durable when the
+    iterator ends.
     """
     return _read(
         address,
@@ -141,7 +143,9 @@ def write_file(
 def write_chunk(
     address: SourceAddress, snapshot: str, task: ChunkTask, *, reject_inexact: bool = False
 ) -> SnapshotFile:
-    """Read the chunk, write its rows to a file, and describe the file. Without rows no file is written."""
+    """Read the chunk and write its rows to a file. Returns the description of the file, which is not created
+    for a chunk without rows.
+    """
     return write_batches(
         read_chunk(address, snapshot, task.chunk, reject_inexact=reject_inexact), task.place, task.index
     )

@@ -1,3 +1,3 @@
-"""The source of a pipeline: one adapter for each capture method, checks before a run, and the removal of its
-objects.
+"""The source of a pipeline: an adapter for each capture method, checks before a run, the separate capture,
+and the removal of objects that the pipeline created.
 """

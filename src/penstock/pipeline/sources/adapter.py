@@ -142,8 +142,8 @@ class SlotSource(SourceAdapter):
         with connect(self._address) as connection:
             found = inspect_memberships(connection, config.publication, tables.owners)
             recorded = load_memberships(config.state)
-            # A table that was removed from the publication and added again looks like one that was always in
-            # it.
+            # A table that was removed from the publication and added again looks as if it had never been
+            # removed.
             record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
             check_log(connection, config, tables, describe, is_alone=is_alone)
 
@@ -204,7 +204,7 @@ class SlotSource(SourceAdapter):
 
 
 class PollingSource(SourceAdapter):
-    """Polling, whose resume point is in the state directory or in the source."""
+    """Polling. The resume point is stored in the state directory or in the source."""
 
     check_steps = ("version", "tables", "polling", "reading")
     can_align = False
@@ -304,7 +304,7 @@ class PollingSource(SourceAdapter):
 
 
 class TriggerSource(SourceAdapter):
-    """Triggers and their change table. The option `slot` is the schema of the change table."""
+    """Triggers and their change table. The configured `slot` is the schema of the change table."""
 
     check_steps = ("version", "tables", "triggers", "reading")
 
@@ -312,7 +312,7 @@ class TriggerSource(SourceAdapter):
         super().__init__(config)
         self._name = config.slot
         self._copied: tuple[TableState, Position] | None = None
-        """The last fence of a snapshot, and the state of the change table at that time."""
+        """The state of the change table at the last snapshot, and the fence of that snapshot."""
 
     @property
     @override
@@ -335,15 +335,15 @@ class TriggerSource(SourceAdapter):
 
     @override
     def goal(self, connection: Connection) -> Position | None:
-        """Order all commits so far in the change table; the result is at or after all of them."""
+        """Order all commits so far in the change table. Returns a position at or after all of them."""
         if not self._is_there(connection):
             return super().goal(connection)
         return self._sequence(connection)
 
     @override
     def seen(self, connection: Connection) -> Position | None:
-        """Order all commits so far. Commits that are ordered later get positions after the current end of the
-        WAL, however old they are.
+        """Order all commits so far, and return a position at or after all of them. A commit that is ordered
+        later gets a position after the current end of the WAL, even if it is older.
         """
         if not self._is_there(connection):
             return super().seen(connection)
@@ -390,7 +390,7 @@ class TriggerSource(SourceAdapter):
             name: found[name] if name in found and is_same_act(before.act, found[name].act) else before
             for name, before in load_memberships(config.state).items()
         }
-        # A table whose triggers were dropped and created again looks like one that always had them.
+        # A table whose triggers were dropped and created again looks as if it had always had them.
         record_memberships(config, tables, recorded, found, describe, is_alone=is_alone)
         fail_over_holes(
             tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone
@@ -413,7 +413,7 @@ class TriggerSource(SourceAdapter):
 
     @override
     def deprovision(self, tables: Collection[TableName]) -> None:
-        """Drop the triggers, unless other pipelines read the same change table."""
+        """Drop the triggers. With a separate capture they stay, because other pipelines may need them."""
         if self._config.source.process == "embedded":
             with connect(self._address) as connection:
                 detach(connection, self._name, tables)
@@ -421,13 +421,13 @@ class TriggerSource(SourceAdapter):
     def _export(
         self, address: SourceAddress, _on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
     ) -> AbstractContextManager[ExportedSnapshot]:
-        """Take a snapshot. It does not wait for transactions."""
+        """Take a snapshot. Does not wait for open transactions."""
         return self._fenced(address)
 
     @contextmanager
     def _fenced(self, address: SourceAddress) -> Iterator[ExportedSnapshot]:
-        """Take a snapshot. Raises an error if the server was promoted since the last one, and lacks changes
-        that copied tables have.
+        """Take a snapshot. Raises an error if the server was promoted after the last snapshot, and lacks
+        changes that the tables copied under that snapshot have.
         """
         with export_fence(address, self._name) as exported:
             with connect(address) as connection:

@@ -25,7 +25,7 @@ Describe = Callable[[TableName], str]
 class SourceAdapter(ABC):
     """The source of one configuration.
 
-    Opened for each use, because the tables of the configuration may change.
+    Created for each use, because the tables of the configuration may change.
     """
 
     check_steps: tuple[str, ...]
@@ -41,7 +41,7 @@ class SourceAdapter(ABC):
 
     @property
     def slot(self) -> str | None:
-        """The replication slot, if the method uses one. A table is not copied after its slot was lost."""
+        """The replication slot, if the method uses one. No table is copied once the slot is invalidated."""
         return None
 
     @property
@@ -55,13 +55,13 @@ class SourceAdapter(ABC):
 
     @property
     def positions_are_polls(self) -> bool:
-        """Whether a position stands for a poll, which has everything that was committed since the poll before
-        it.
+        """Whether each position is that of a poll, which has everything that was committed after the previous
+        poll.
         """
         return False
 
     def check_server(self, connection: Connection) -> None:
-        """Raise an error if the server cannot be captured from, regardless of its tables."""
+        """Raise an error if the server does not allow this capture method, whatever the tables are."""
         del connection
 
     @abstractmethod
@@ -91,7 +91,7 @@ class SourceAdapter(ABC):
     @property
     @abstractmethod
     def export(self) -> Export:
-        """Takes a snapshot, with the position at which it is exact."""
+        """Function that exports a Postgres snapshot, together with its fence."""
 
     def identify(self) -> SystemIdentity:
         """System identifier and timeline of the server."""
@@ -113,8 +113,8 @@ class SourceAdapter(ABC):
     def ensure(
         self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait
     ) -> None:
-        """Provision the capture of the tables. Fail tables with missed changes. `is_alone`: no other tables
-        are streaming.
+        """Provision the capture of the tables, and fail tables whose changes were missed. `is_alone`: no
+        other tables are streaming.
         """
 
     def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:

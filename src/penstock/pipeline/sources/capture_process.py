@@ -1,8 +1,8 @@
-"""A capture that runs as a separate process: what it captures for a configuration, and how the pipeline
-monitors it.
+"""The separate capture process (`penstock capture`): its settings, and the monitoring of captures by the
+pipeline.
 
-An embedded capture starts and ends with the query, and another capture of the same spool is an error. A
-separate capture starts and ends independently, and the pipeline waits for it.
+An embedded capture starts and ends with the streaming query, and another capture of the same spool is an
+error. A separate capture starts and ends independently, and the pipeline waits for it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     """Settings of `penstock capture`. On the first start, publication and slot are created for the tables of
     this configuration.
 
-    With triggers, the capture reads the changes of every table that has its triggers, of all pipelines.
+    With triggers, the capture reads the changes of all tables that have the triggers of its change table,
+    whichever pipeline selects them.
 
-    A pipeline itself adds its tables to the publication, because the pipeline that copies a table must know
-    the position from which its changes are published. This includes tables of other pipelines and tables that
-    are created later.
+    Each pipeline adds the tables of its configuration to the publication, also tables that are created later.
+    A pipeline that copies a table must know the position from which its changes are published.
     """
     if config.source.process != "separate":
         raise ConfigError(
@@ -66,8 +66,8 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
 
 
 def forget_consumer(config: PipelineConfig, name: str) -> None:
-    """Remove the consumer `name`: the capture confirms and deletes changes without waiting for it. A pipeline
-    with that name must then resync its tables.
+    """Remove the consumer `name`, so that the capture confirms and deletes changes without waiting for it. A
+    pipeline with that name must resync its tables before it can continue.
     """
     found = {each.name: each for each in inspect_consumers(config.spool)}
     if name not in found:
@@ -92,7 +92,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class CaptureMonitor:
-    """For one attempt of a run."""
+    """Monitors the embedded or separate capture of one run."""
 
     def __init__(self, config: PipelineConfig) -> None:
         self._config = config
@@ -104,8 +104,8 @@ class CaptureMonitor:
         return self._config.source.process == "separate"
 
     def check(self) -> None:
-        """Before the start: a separate capture must have matching settings, and an embedded one must be the
-        only one.
+        """Called before each attempt. Raises an error if a separate capture has other settings, or if another
+        process writes to the spool of an embedded one.
         """
         config = self._config
         if self.is_separate:
@@ -118,7 +118,7 @@ class CaptureMonitor:
             raise SpoolLockedError(other.message, hint=hint)
 
     def trouble(self) -> str | None:
-        """Why no changes arrive now; None if there is no problem. Captures retry by themselves."""
+        """The reason why no changes arrive now; None if there is no problem. Captures retry by themselves."""
         if self.is_separate:
             self._check_process()
             if self._missing is not None:
@@ -127,13 +127,13 @@ class CaptureMonitor:
         return status.failure.message if status is not None and status.failure is not None else None
 
     def check_patience(self) -> None:
-        """For `run --once`: raise if there has been no capture for a minute."""
+        """For `run --once`: raise an error if the separate capture has not run for a minute."""
         if self._missing is not None and time.monotonic() - self._missing_since > _PATIENCE_SECONDS:
             raise self._missing
 
     def settle(self) -> None:
-        """After the query: wait for the embedded capture to end. Spark does not wait for it, and the capture
-        sends its last confirmation at its end.
+        """Called after the query has stopped. Waits until the embedded capture ends, which Spark does not do:
+        the capture sends its last confirmation at its end.
         """
         if not self.is_separate:
             self._wait_for_end()
@@ -144,8 +144,8 @@ class CaptureMonitor:
             self._missing_since = time.monotonic()
 
     def _wait_for_end(self) -> SpoolLockedError | None:
-        """Wait up to ten seconds until no process writes to the spool; returns the error naming the one that
-        still does.
+        """Wait up to ten seconds until no process writes to the spool. Returns an error that names the
+        process if one still does.
         """
         deadline = time.monotonic() + _END_SECONDS
         while is_spool_locked(self._config.spool):

@@ -51,7 +51,7 @@ class DropPlan:
 
 
 def plan_drop(config: PipelineConfig) -> DropPlan:
-    """Inspect the source. Raises if a run or another reader of the slot is active."""
+    """Inspect the source. Raises an error if a run, a capture or another reader of the slot is active."""
     _check_stopped(config)
     others = [each.name for each in inspect_consumers(config.spool) if each.name != config.pipeline]
     with connect(config.source.address()) as connection:
@@ -66,7 +66,7 @@ def plan_drop(config: PipelineConfig) -> DropPlan:
 
 
 def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
-    """Drop the objects, the slot first, because it makes the server retain WAL. Idempotent."""
+    """Drop the objects of the plan. The slot is first, because it makes the server retain WAL. Idempotent."""
     _check_stopped(config)
     with connect(config.source.address()) as connection:
         if plan.slot is not None and _is_idle(connection, plan.slot):
@@ -100,8 +100,8 @@ def _slot(connection: Connection, config: PipelineConfig, others: list[str], kep
         return None
     if others:
         kept.append(
-            f"replication slot {found.name}: used by {', '.join(others)} (penstock capture --forget "
-            "removes a consumer)"
+            f"replication slot {found.name}: used by {', '.join(others)} (penstock capture CONFIG "
+            "--forget CONSUMER removes one)"
         )
         return None
     _is_idle(connection, found.name)
@@ -117,8 +117,8 @@ def _change_table(
         return None
     if others:
         kept.append(
-            f"change table {config.slot}: used by {', '.join(others)} (penstock capture --forget removes a "
-            "consumer)"
+            f"change table {config.slot}: used by {', '.join(others)} (penstock capture CONFIG --forget "
+            "CONSUMER removes one)"
         )
     elif not found.is_ours:
         kept.append(f"change table {config.slot}: it belongs to {found.owner}")

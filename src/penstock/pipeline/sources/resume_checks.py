@@ -3,8 +3,8 @@ published without interruption.
 
 The server decides whether to publish a change by the catalog as of that change. So a table that was removed
 from the publication between two runs, and added again, has lost changes, although it looks unchanged. The
-same holds for a table that had another row filter for some time. So the state directory records the
-transaction that added each table. If the state directory is lost, earlier interruptions are not detected.
+same holds for a table that had another row filter for some time. To detect both, the state directory records
+the transaction that added each table. If the state directory is lost, earlier interruptions are not detected.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def save_memberships(state: Path, memberships: Mapping[TableName, Membership]) -
 
 
 def update_memberships(state: Path, found: Mapping[TableName, Membership]) -> None:
-    """Replace the recorded memberships of some tables. Resyncs end in the thread of an epoch, while the main
-    thread may add tables.
+    """Replace the recorded memberships of some tables, under a lock: resyncs end in the thread of an epoch,
+    while the main thread may add tables.
     """
     storage.ensure_directory(state)
     with exclusive(state / _LOCK):
@@ -79,8 +79,8 @@ def fail_rejoined(
     """Fail the filled tables whose membership was interrupted, and return the memberships to record.
 
     A failed table keeps its old entry, so it fails again if this run ends before its state is stored.
-    An interrupted table without a complete snapshot counts as unpublished until now: the chunks of its
-    unfinished snapshot lack changes. It may be paused.
+    Interrupted tables without a complete snapshot, even paused ones, are added to `tables.unpublished`,
+    because changes are missing after the chunks of their unfinished snapshots.
     """
     pending = [
         name for name, status in tables.statuses.items() if status.applied is None and not status.is_over
@@ -114,7 +114,8 @@ def record_memberships(
     the pipeline has no other tables.
     """
     joined = fail_rejoined(tables, recorded, found, describe)
-    # Before the new memberships hide the interruption: a run that ends in between must find it again.
+    # First forget unfinished snapshots: once the new memberships are stored, no later run can detect the
+    # interruption.
     snapshots = SnapshotStore(config.sink.root, config.pipeline)
     for name in tables.unpublished:
         snapshots.forget(name)
@@ -135,7 +136,7 @@ def interrupted_tables(
 
 
 def interrupted_error(source: TableName, reason: str, name: TableName, target: str) -> TargetRewoundError:
-    """The error for the pipeline table `name`, whose only source table or member is `source`."""
+    """The error for pipeline table `name`, which has the interrupted table `source` as source or member."""
     return TargetRewoundError(
         f"table {source} {reason}, so changes of it may be missing",
         hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table "
@@ -189,8 +190,8 @@ def check_log(
 def over_holes(
     begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]
 ) -> list[TableName]:
-    """Tables for which some changes after their position are neither in the spool nor in the source. The
-    source has all changes after `begin`.
+    """Those of the tables in `held` for which some changes after their position are neither in the spool nor
+    in the source. The source has all changes after `begin`.
     """
     ground = SpoolReader(config.spool).extent
     gone = []

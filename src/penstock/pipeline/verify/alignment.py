@@ -1,9 +1,9 @@
 """Align source and target: a source snapshot, and the targets at exactly the position of that snapshot.
 
-The position is the consistent point of a temporary slot. No commit record spans this position. A record that
-ends at or before it is in the snapshot, a record that begins at or after it is not. So an epoch may end at
-the position, and the slot may be confirmed up to it: a stream that starts there sends every later commit
-completely.
+The position is the consistent point of a temporary slot. No commit record spans this position. A transaction
+whose commit record ends at or before the position is in the snapshot; one whose record begins at or after it
+is not. So an epoch may end at the position, and the slot may be confirmed up to it: a stream that starts
+there sends every later commit completely.
 
 A barrier makes the running pipeline end an epoch at the position. If the pipeline does not run, this process
 runs it up to the barrier, under the same lock. The comparison does not delay the pipeline: later epochs
@@ -52,7 +52,7 @@ class AlignedSnapshot:
 
 @contextmanager
 def align(spark: SparkSession, config: PipelineConfig, tell: Tell) -> Iterator[AlignedSnapshot]:
-    """Hold a source snapshot for the length of the block, after an epoch has ended at its position."""
+    """Context manager that holds a source snapshot, at whose position an epoch has ended."""
     source = source_adapter(config)
     if not source.can_align:
         raise ConfigError(
@@ -83,10 +83,10 @@ def _position(address: SourceAddress) -> Position:
 
 
 def _advance(request: BarrierRequest, address: SourceAddress, tell: Tell) -> OnWait:
-    """Move the barrier forward while the snapshot waits for open transactions.
+    """Callback that moves the barrier forward while the snapshot waits for open transactions.
 
-    Such a transaction has not ended yet, so the snapshot's position will be after the end of the WAL as of
-    the last query.
+    While one of them has not ended, the snapshot's position will be after the end of the WAL that the last
+    call found.
     """
     reached = [_position(address)]
 
@@ -100,7 +100,7 @@ def _advance(request: BarrierRequest, address: SourceAddress, tell: Tell) -> OnW
 
 
 class _FenceWait:
-    """Waits until the pipeline ends an epoch at `fence`, and runs the pipeline if no other process does."""
+    """Waits until the pipeline ends an epoch at `fence`. Runs the pipeline if no other process does."""
 
     def __init__(self, spark: SparkSession, config: PipelineConfig, fence: Position, tell: Tell) -> None:
         self._spark = spark
@@ -133,7 +133,7 @@ class _FenceWait:
                 raise EpochMissedError(
                     f"the pipeline has made no progress towards {self._fence} for "
                     f"{_STANDSTILL_SECONDS:.0f} s",
-                    hint="run penstock status to see the reason",
+                    hint="run penstock status CONFIG to see the reason",
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -141,7 +141,7 @@ class _FenceWait:
         """Run the pipeline up to the fence. Raises `PipelineBusyError` if another process started
         it first.
         """
-        self._tell(f"the pipeline does not run; applying what there is up to {self._fence}")
+        self._tell(f"the pipeline does not run; running it up to {self._fence}")
         observer = _StopAt(self._fence, self._tell)
         pipeline = Pipeline(self._config, self._spark, observer)
         observer.stop = pipeline.stop
@@ -157,7 +157,7 @@ class _FenceWait:
 
 
 class _StopAt(PipelineObserver):
-    """Stops a run as soon as an epoch reaches the position."""
+    """Stops a run as soon as an epoch has reached the position."""
 
     def __init__(self, position: Position, tell: Tell) -> None:
         self._position = position

@@ -1,14 +1,14 @@
-"""Compare two tables of one schema: by hashes of their rows, then, where these differ, row by row and column
-by column.
+"""Compare two tables of one schema: first by hashes of their rows, then, where hashes differ, row by row and
+column by column.
 
 Spark's own functions are not sufficient: its hash ignores nulls and array boundaries, its hash and its
 equality do not distinguish 0.0 from -0.0, and it can neither hash nor compare maps. The canonical form made
 here is a tuple of plain values at every depth, with a flag for each null and a length for each list, so rows
-with equal hashes have equal content, except by chance.
+with equal hashes have equal content, except for hash collisions.
 
-Rows fall into buckets by key, and each side sums the row hashes per bucket. The sums need neither a shuffle
-nor an order. A missing, duplicate or different row changes the sum of its bucket. Only rows of buckets with
-different sums are joined.
+Rows are divided into buckets by key, and the row hashes of each bucket are summed for each side. The sums
+need neither a shuffle nor a sort of the rows. A missing, duplicate or different row changes the sum of its
+bucket. Only rows of buckets with different sums are joined.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def row_hash(columns: Sequence[tuple[Column, DataType]]) -> Column:
 
 
 def shown(column: Column, data_type: DataType) -> Column:
-    """`column` as text for operators; null stays null."""
+    """`column` as text for reports; null stays null."""
     if isinstance(data_type, BinaryType):
         return F.concat(F.lit("\\x"), F.lower(F.hex(column)))
     if isinstance(data_type, (ArrayType, MapType, StructType)):
@@ -68,7 +68,7 @@ def shown(column: Column, data_type: DataType) -> Column:
 
 
 def count_rows(rows: pa.Table) -> Counter[tuple[Hashable, ...]]:
-    """Row counts by canonical value: two rows are equal exactly if Spark finds them equal by `canonical`."""
+    """Count rows by content. Rows are equal here exactly if Spark finds them equal by `canonical`."""
     return Counter(zip(*(_plain(column.combine_chunks()) for column in rows.columns), strict=True))
 
 
@@ -113,7 +113,7 @@ def _flagged(column: Column, data_type: DataType) -> Column:
 
 
 EXAMPLES = 5
-"""Examples of each kind, in key order."""
+"""Number of examples for each kind of difference: the first ones in key order."""
 
 _BUCKETS = 4096
 _HALF = 32
@@ -123,7 +123,7 @@ _KEY, _HASH, _BUCKET, _ROW, _SIDE, _TURN = "key", "hash", "bucket", "row", "side
 
 @dataclass(frozen=True, slots=True)
 class ColumnDifference:
-    """One value, as text; None is null."""
+    """One column of a different row: its value on each side, as text; None is null."""
 
     column: str
     source: str | None
@@ -154,7 +154,7 @@ class Comparison:
     examples: tuple[RowDifference, ...] = ()
     has_equal_digests: bool = True
     held: int = 0
-    """Rows in the dead-letter queue: neither compared nor counted."""
+    """Number of keys in the dead-letter queue. Their rows are neither compared nor counted."""
 
     @property
     def equal(self) -> bool:
@@ -162,22 +162,20 @@ class Comparison:
 
     @property
     def equal_but_held(self) -> bool:
-        """Whether rows in the dead-letter queue are the only differences, by the counts of this
-        comparison.
-        """
+        """Whether all compared rows are equal, so that only rows in the dead-letter queue may differ."""
         return self.has_equal_digests and self.source_rows == self.target_rows
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparer:
-    """The Spark expressions for one table, the same for both sides."""
+    """Compares one table with Spark. Both sides use the same expressions."""
 
     schema: TableSchema
     types: dict[str, DataType]
 
     def compare(self, source: DataFrame, target: DataFrame, held: DataFrame | None = None) -> Comparison:
-        """Read both sides once, and differing buckets again. Rows under a key of `held` are excluded, and
-        counted separately.
+        """Read both sides once, and buckets with different sums again. Rows whose key is in `held` are
+        excluded, and these keys are counted separately.
         """
         if held is not None:
             keys = held.select(F.struct(*self._key()).alias(_HELD)).distinct()
@@ -201,7 +199,7 @@ class TableComparer:
     # --------------------------------------------------------------------------------------------------------
 
     def _digests(self, source: DataFrame, target: DataFrame) -> list[Any]:
-        """By bucket: row counts of each side, and the difference of the hash sums, in two halves.
+        """By bucket: row counts of each side, and the difference between the hash sums, in two halves.
 
         A sum of 64-bit hashes would overflow. Sums of their 32-bit halves do not, up to two billion rows.
         """
@@ -229,8 +227,8 @@ class TableComparer:
         return row_hash([(F.col(quoted(name)), self.types[name]) for name in self._columns()]).alias(_HASH)
 
     def _key(self) -> list[Column]:
-        """The columns that identify a row; for a table without a key, all of them. `_exact` is included,
-        because it has the values of key columns that their type cannot hold.
+        """The columns that identify a row; for a table without a key, the hash of all columns. `_exact` is
+        included, because it has the key values that the type of the key column cannot hold.
         """
         names = self.schema.key
         if not names:

@@ -38,8 +38,8 @@ def copy_source(
     fitted: Fitted | None = None,
     rejected_directory: Path | None = None,
 ) -> list[str]:
-    """One Spark job, with a task per chunk; returns the paths of the written files. `fitted` transforms the
-    rows.
+    """Write the source rows of `chunks` to files, by one Spark job with a task per chunk. Returns the paths
+    of the files. `fitted` transforms the rows.
 
     Rows that cannot be transformed go to files in `rejected_directory`, untransformed. Without
     `rejected_directory` such a row is an error.
@@ -97,7 +97,7 @@ def _chunk_copier(
     fitted: Fitted | None,
     rejected_directory: Path | None,
 ) -> Callable[[Chunk], str | None]:
-    """Sent to executors."""
+    """Function that copies one chunk. Spark sends it to executors."""
     return lambda chunk: copy_chunk(
         address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory
     )

@@ -63,12 +63,12 @@ from penstock.transforms.transform import Fitted
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """The result for one table: the comparison, or the reason why there is none."""
+    """The result for one table: the comparison, or the reason why the table was not compared."""
 
     table: TableName
     state: TableState
     position: Position
-    """The position of the comparison, or of the state."""
+    """The position of the comparison. If the table was not compared, it has `state` at this position."""
     comparison: Comparison | None = None
     reason: str | None = None
     remedy: str | None = None
@@ -82,12 +82,12 @@ class TableVerdict:
 
     @property
     def equal(self) -> bool:
-        """A table that was not compared does not count as equal."""
+        """Whether the table was compared and is equal."""
         return self.comparison is not None and self.comparison.equal
 
     @property
     def equal_but_held(self) -> bool:
-        """Equal except for rows in the dead-letter queue."""
+        """Whether the table was compared and is equal, except for rows in the dead-letter queue."""
         return self.comparison is not None and self.comparison.equal_but_held
 
     def as_document(self) -> dict[str, object]:
@@ -167,7 +167,7 @@ def verify_tables(
     names: Collection[TableName] = (),
     tell: Tell = lambda _: None,
 ) -> VerifyReport:
-    """Compare the tables `names`, or all that the configuration selects, whether or not the pipeline runs."""
+    """Compare the tables `names`; by default all selected tables. The pipeline may be running or stopped."""
     started = time.monotonic()
     has = with_overrides(config).has
     foreign = [name for name in names if not has(name)]
@@ -205,10 +205,11 @@ def _compare_aligned(
     *,
     tell: Tell,
 ) -> None:
-    """Add verdicts for the tables that have none yet. `lost` gets tables to compare again, with the reason.
+    """Add verdicts for the tables that have none yet. Adds to `lost` the tables to compare again, with the
+    reason.
 
-    Both collections are complete even if releasing the snapshot fails, for example because its connection was
-    lost.
+    Both dicts are complete even if the release of the snapshot raises an error, for example because its
+    connection was lost.
     """
     with align(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
@@ -230,7 +231,7 @@ def _compare_aligned(
 
 
 def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
-    """Report only the kind of the error: its text may contain row values."""
+    """An error that names only the class of `error`, whose text may contain row values."""
     kind = type(error).__name__
     with suppress(Py4JError, OSError):  # the JVM may have ended
         kind = java_class(error) or kind
@@ -249,7 +250,7 @@ def judge(
     status = meeting.tables.get(name)
     if status is None:
         return TableVerdict(
-            name, TableState.PENDING, fence, reason="the pipeline has not taken the table in yet"
+            name, TableState.PENDING, fence, reason="the pipeline has not added the table yet"
         )
     if status.state is not TableState.STREAMING:
         return TableVerdict(name, status.state, fence, reason=status.reason, remedy=status.remedy)
@@ -292,7 +293,7 @@ class SideBySide:
     config: PipelineConfig
     scratch: Path
     small_bytes: int = SMALL_BYTES
-    """Bytes of each side up to which this process compares."""
+    """Maximum bytes of each side for a comparison by this process, without Spark."""
     reads_by_spark: bool = False
     """Whether Spark reads small targets too, instead of the sink's own reader."""
 
@@ -369,7 +370,7 @@ class SideBySide:
         return [path for path in found if path is not None]
 
     def _count_equal(self, schema: TableSchema, files: Sequence[str], version: int | None) -> int | None:
-        """The row count of a small table whose sides are equal. None: Spark has to compare."""
+        """The row count of a small table whose sides are equal; None if Spark has to compare them."""
         if sum(storage.size_bytes(Path(path)) for path in files) > self.small_bytes:
             return None
         found = self._read_small(schema.name, version)
@@ -425,7 +426,7 @@ class SideBySide:
     def _held(
         self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path
     ) -> DataFrame | None:
-        """The keys of rows with dead letters, in the target's form; None if there are none."""
+        """Keys of rows with dead letters, with the target's types and transform; None if there are none."""
         if not keys.num_rows:
             return None
         made = keys if fitted is None else transform_keys(fitted, keys)
@@ -469,5 +470,6 @@ def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
     ):
         raise SchemaChangedError(
             f"table {schema.name} and {place} do not have the same columns and key",
-            hint="wait until the pipeline has applied the change; penstock status shows why it has not",
+            hint="wait until the pipeline has applied the change; penstock status CONFIG shows why it has "
+            "not",
         )

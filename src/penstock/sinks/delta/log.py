@@ -114,7 +114,8 @@ def _restored_version(path: Path, version: int) -> int:
 def _rewound(path: Path) -> TargetRewoundError:
     return TargetRewoundError(
         f"{path} was restored, and its log does not reach back to the restored version",
-        hint=f"penstock tables resync, or remove {path} and restart the pipeline to copy the table again",
+        hint=f"penstock tables resync CONFIG TABLE, or remove {path} and restart the pipeline to copy the "
+        "table again",
     )
 
 

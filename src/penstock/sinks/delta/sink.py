@@ -396,7 +396,7 @@ class DeltaSink(DeltaTargets, Sink):
                 raise SchemaChangedError(
                     f"{path} has other columns, or another source table, than {target.table} had when the "
                     "run began",
-                    hint=f"penstock tables resync {target.table}, or remove {path} and restart the "
+                    hint=f"penstock tables resync CONFIG {target.table}, or remove {path} and restart the "
                     "pipeline to copy the table again",
                 )
             is_ours = self._plan_commit(target, changes, state, end).apply(self._executors)

@@ -114,7 +114,7 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
         if state.startswith(_ROW):
             hint = (
                 f"ALTER TABLE delta.`{path}` DROP CONSTRAINT …, or correct the row in the source; "
-                "then penstock tables resync; "
+                "then penstock tables resync CONFIG TABLE; "
                 "or set refused: dead_letters, which moves such rows to the dead-letter queue"
             )
             raise ValuesRefusedError(f"{doing} {path}: a row is rejected: {what}", hint=hint) from None

@@ -7,9 +7,9 @@ table instead. That suits plain appends, but the rows that an epoch adds depend 
 So Iceberg's transaction only computes the new metadata, with columns, rows and properties, which then
 replaces the loaded metadata atomically.
 
-Columns have ids that never change, so renaming and widening change only metadata. An added column is null in
-existing files, or has the default in the table's metadata, if its format supports that. If neither is the
-column's default value, the same commit rewrites those files.
+Columns have ids that never change, so renaming and widening change only metadata. Existing files lack an
+added column: readers see null, or the default value in the table's metadata, if the table's format supports
+one. If neither is the column's default value, the same commit rewrites those files.
 
 Some Spark calls use the active session of the thread, which may be any session of the application, or none;
 see `active`.
@@ -41,7 +41,7 @@ from penstock.sinks.modes import Mode
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make this the active session of the thread inside the block."""
+    """Make `spark` the active session of the thread inside the block."""
     jvm: Any = spark._jvm  # noqa: SLF001 - pyspark's access to the JVM
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
@@ -78,8 +78,8 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The changes of one commit: `is_whole` deletes all rows; else rows matching `deletes` by `columns`; then
-    `files` are added.
+    """The changes of one commit. It deletes all rows if `is_whole`, otherwise the rows that match the
+    equality deletes in `deletes`, which name `columns`. Then it adds the data files `files`.
     """
 
     files: Sequence[NewFile] = ()
@@ -87,7 +87,7 @@ class TableChange:
     columns: Sequence[str] = ()
     is_whole: bool = False
     rewritten: Sequence[NewFile] | None = None
-    """Applied first: these replace all existing files and have the same rows."""
+    """Files that first replace all existing files, with the same rows."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Table properties to set."""
 
@@ -100,11 +100,11 @@ class LoadedTable:
     base: Any
     location: str
     schema: pa.Schema
-    """The schema of its files."""
+    """The schema of the table's files, with field ids, and with the column names of the layout."""
     properties: Mapping[str, str]
-    """The properties of Penstock."""
+    """The table properties that Penstock sets."""
     delete_files: int | None = None
-    """The number in the current snapshot; None if there is no snapshot."""
+    """The number of delete files in the current snapshot; None if there is no snapshot."""
     data_files: int = 0
     transaction: Any = None
     """A transaction that changes the columns, if any; `schema` already has the result."""
@@ -134,7 +134,9 @@ class LoadedTable:
 
 
 def local_path(location: str) -> Path:
-    """A table's location as executors reach it."""
+    """The local path of a location in the catalog. Raises `SinkRefusedError` if it is not on a mounted file
+    system.
+    """
     if location.startswith("file:"):
         return Path("/" + location.removeprefix("file:").lstrip("/"))
     if not location.startswith("/"):
@@ -148,7 +150,7 @@ def local_path(location: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files as Java objects. The deletes apply to the rows of all earlier groups."""
+    """Data and delete files as Java objects. The deletes apply to the rows of all earlier groups."""
 
     rows: Sequence[Any]
     deletes: Sequence[Any] = ()
@@ -160,7 +162,7 @@ class SwapContent:
 
     groups: Sequence[FileGroup]
     schema: Any = None
-    """Its columns as a Java object; None: unchanged."""
+    """The new columns as a Java object; None if they stay the same."""
     last_column: int = 0
     """The greatest column id in use."""
 
@@ -203,12 +205,15 @@ class IcebergCatalog:
         return LoadedTable(table, base, base.location(), schema, properties, deletes, files, problem=problem)
 
     def _columns(self, base: Any, mode: Mode, name: str) -> tuple[pa.Schema, SinkRefusedError | None]:
-        """The schema of its files, and the reason why the table cannot be written to."""
+        """The schema of the table's files, and the reason why the table cannot be written to, if there is
+        one.
+        """
         try:
             schema = self.columns(base.schema(), mode)
         except ValueError as error:
             return pa.schema([]), SinkRefusedError(
-                f"the Iceberg table {name} was altered: {error}", hint="drop the table"
+                f"the Iceberg table {name} was altered: {error}",
+                hint="drop the table to have it copied again",
             )
         if not base.spec().isPartitioned():
             return schema, None
@@ -223,11 +228,13 @@ class IcebergCatalog:
             self._java.dropTable(self._name(identifier), True)
 
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
-        """Raises `ValueError` for types that Penstock's tables do not have."""
+        """The Arrow schema of the table's files, with the column names of the layout. Raises `ValueError` for
+        types that Penstock's tables do not have.
+        """
         return own_names(parse_columns(json.loads(self._iceberg.SchemaParser.toJson(java_schema))), mode)
 
     def comments(self, loaded: LoadedTable) -> dict[str, str]:
-        """The comments of its columns, by column name."""
+        """The comments of the table's columns, by column name."""
         document = json.loads(self._iceberg.SchemaParser.toJson(loaded.base.schema()))
         return {each["name"]: each["doc"] for each in document["fields"] if each.get("doc")}
 
@@ -250,7 +257,7 @@ class IcebergCatalog:
 
     def commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
         """Commit rows and position together. Raises `TableMovedError` if the table has changed.
-        `Position.ZERO` means none.
+        `Position.ZERO` stands for no position.
         """
         with translated_errors(f"committing to {loaded.location}"):
             transaction = loaded.transaction or self.begin(loaded)
@@ -264,7 +271,8 @@ class IcebergCatalog:
     def swap(
         self, loaded: LoadedTable, shadow: SwapContent, properties: Mapping[str, str], position: Position
     ) -> None:
-        """Replace all files by files linked into the table's directory. `TableMovedError` as with `commit`.
+        """Replace all files by files linked into the table's directory. Raises `TableMovedError`, as `commit`
+        does.
 
         Deletes apply only to rows of earlier snapshots, so this takes one snapshot per group, in one metadata
         commit. All of them have the position, so that none looks like an earlier state of the table.
@@ -308,7 +316,9 @@ class IcebergCatalog:
         return self._iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": list(fields)}))
 
     def moved_file(self, loaded: LoadedTable, file: Any) -> Any:
-        """A file of another table, linked into this one's directory, with the same statistics."""
+        """The Java object of a file of another table that is linked into this table's directory, with the
+        same statistics.
+        """
         spec, name = loaded.java.spec(), str(file.location()).rpartition("/")[2]
         builder = (
             self._iceberg.DataFiles.builder(spec).copy(file)
@@ -340,9 +350,9 @@ class IcebergCatalog:
     def _put(self, loaded: LoadedTable, metadata: Any, snapshot: int) -> None:
         """Replace the loaded metadata by `metadata`, whose last snapshot is `snapshot`.
 
-        A REST catalog may commit and then report a timeout. Iceberg's client retries, and gets the error that
-        the table has changed. In that case the table contains our snapshot, so the files must not be
-        discarded.
+        A REST catalog may commit and then report a timeout. Iceberg's client then retries, and the catalog
+        reports that the table has changed. In that case the table contains the snapshot of this commit, so
+        its files must not be discarded.
         """
         operations = loaded.java.operations()
         try:
@@ -353,15 +363,17 @@ class IcebergCatalog:
 
     @cached_property
     def _inline_executor(self) -> Any:
-        """An executor that runs in the calling thread. Iceberg's own polls its threads every 10 ms, five
-        times per commit.
+        """An executor that runs in the calling thread. Iceberg's default executor polls its threads every 10
+        ms, and each commit uses it five times.
         """
         return (
             self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
         )
 
     def save_position(self, loaded: LoadedTable, position: Position) -> None:
-        """Store the position of the current snapshot as a property, for the time after it expires."""
+        """Store the position of the current snapshot as a table property, which remains when the snapshot
+        expires.
+        """
         with translated_errors(f"committing to {loaded.location}"):
             properties = loaded.java.updateProperties()
             for name, value in position_properties(
@@ -437,7 +449,9 @@ class IcebergCatalog:
 
 
 def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
-    """The count in the snapshot's summary, or, if the writer left it out, the number of manifests."""
+    """The count in the snapshot's summary, or, if the writer omitted it, the number of files in its
+    manifests.
+    """
     count = snapshot.summary().get(name)
     if count is not None:
         return int(count)
@@ -445,7 +459,9 @@ def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
 
 
 def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
-    """Configure a Hadoop catalog in `warehouse`, unless the session has a catalog of this name."""
+    """Configure a Hadoop catalog in `warehouse`, unless the session has a catalog of this name. Raises
+    `ConfigError` if that is a Hadoop catalog in another directory.
+    """
     prefix = f"spark.sql.catalog.{name}"
     ours = {
         prefix: _CATALOG,
@@ -460,13 +476,15 @@ def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
         f"{prefix}.warehouse", None
     ) != str(warehouse):
         raise ConfigError(
-            f"the catalog {name} of this Spark session has another location than {warehouse}",
-            hint="choose another sink.iceberg.catalog",
+            f"the catalog {name} of this Spark session has another warehouse than {warehouse}",
+            hint="set sink.iceberg.catalog to another name",
         )
 
 
 def with_catalog(spark: SparkSession, name: str) -> SparkSession:
-    """A new session with the current settings of the catalog. A new session has only those of the start."""
+    """A new session with the current settings of the catalog. By itself, a new session has only the settings
+    with which the application started.
+    """
     session, prefix = spark.newSession(), f"spark.sql.catalog.{name}"
     for key, value in spark.conf.getAll.items():
         if key == prefix or key.startswith(f"{prefix}."):
@@ -503,13 +521,13 @@ _SAYS_DEFAULTS = 3
 
 @dataclass(frozen=True, slots=True)
 class FormerColumns:
-    """How to read existing rows with changed columns."""
+    """How to read rows from before a schema change with the new columns."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    """The former name of renamed columns, by their new name."""
+    """The former names of renamed columns, by new name."""
     added: frozenset[str] = frozenset()
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """The default values of added columns, where not NULL."""
+    """The default values of added columns, except NULL."""
     is_rewritten: bool = False
     """Whether existing files have to be rewritten to show the new columns."""
 
@@ -535,8 +553,8 @@ def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
 def evolve_table(
     catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode
 ) -> LoadedTable:
-    """The table with changed columns, uncommitted. Raises `SinkError` or `ValueError` if the table cannot
-    have these columns.
+    """Change the columns in a transaction without committing it; returns the table with that transaction.
+    Raises `SinkError` or `ValueError` if the table cannot have these columns.
     """
     with translated_errors(f"altering {loaded.location}"):
         transaction = catalog.begin(loaded)

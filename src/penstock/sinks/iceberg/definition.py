@@ -46,7 +46,7 @@ def target_layout(target: Target) -> Layout:
 
 
 def definition(layout: Layout, properties: Mapping[str, str]) -> str:
-    """The rest of a CREATE TABLE statement after the name."""
+    """The part of a CREATE TABLE statement after the table name."""
     columns = [
         f"{quoted(stored_name(field.name, layout.mode))} {sql_type(field.type)}" for field in layout.schema
     ]
@@ -57,7 +57,9 @@ def definition(layout: Layout, properties: Mapping[str, str]) -> str:
 def table_properties(
     place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]
 ) -> dict[str, str]:
-    """`former`: the table that is replaced. Its format version may be higher, and is never lowered."""
+    """The properties of a new table. `former`: the table that it replaces, whose format version is never
+    lowered.
+    """
     version = place.format_version if former is None else max(place.format_version, former.format_version)
     return {
         **identity,
@@ -68,7 +70,7 @@ def table_properties(
         "commit.retry.num-retries": "20",
         "commit.retry.min-wait-ms": "20",
         "commit.retry.max-wait-ms": "500",
-        # Expiry by others must keep the snapshots that have the position.
+        # Snapshot expiry by other programs must keep the snapshots whose summary has the position.
         "history.expire.min-snapshots-to-keep": str(KEPT_SNAPSHOTS),
     }
 
@@ -101,14 +103,14 @@ def check_unchanged(target: Target, found: Target, place: str) -> None:
     ):
         raise SchemaChangedError(
             f"{place} has other columns, or another source table, than {target.table} had when the run began",
-            hint=f"penstock tables resync {target.table}, or drop {place} and restart the pipeline to copy "
-            "the table again",
+            hint=f"penstock tables resync CONFIG {target.table}, or drop {place} and restart the pipeline to "
+            "copy the table again",
         )
 
 
 def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
-    """Raise if the table lacks a recorded column. The values of a column that someone renamed would be
-    lost.
+    """Raise if the table lacks a recorded column. If another program has renamed it, writing would lose its
+    values.
     """
     lacking = [name for name in target_layout(target).schema.names if name not in loaded.schema.names]
     if lacking:
@@ -120,8 +122,8 @@ def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
 
 
 def check_adoptable(loaded: LoadedTable, layout: Layout, place: str) -> None:
-    """Raise unless a copy of the source would have all columns of the table, with the same types. Readers
-    must not lose a column.
+    """Raise unless a copy of the source would have all columns of the table, with the same types, so that
+    readers of the table lose no column.
     """
     if loaded.problem is not None:
         raise TargetForeignError(

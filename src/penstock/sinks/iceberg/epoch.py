@@ -71,7 +71,7 @@ class EpochWriter:
         )
 
     def _write(self, tasks: Sequence[EpochTask]) -> list[EpochFiles]:
-        # The number of looked-up rows has no limit.
+        # A task with looked-up rows is not light: their number has no limit.
         light = all(are_light(task.slices) and not task.old and task.alike is None for task in tasks)
         return self._executors.run(write_epoch, tasks, light=light)
 
@@ -91,8 +91,8 @@ class EpochWriter:
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
-        """Merge these files into one; None if their columns differ from the table's, or they are outside of
-        its directory.
+        """Merge the files at `locations` into one. None if their columns differ from the table's, they have
+        no rows, or they are not on a local file system.
         """
         place = SnapshotPlace(str(loaded.directory), loaded.schema, MERGED)
         try:
@@ -133,7 +133,7 @@ class EpochWriter:
     def _look_up(
         self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, RowRequest]], scratch: Path
     ) -> list[EpochTask]:
-        """The tasks, each with the rows that it requested and no others."""
+        """The tasks to run again, each with the rows that it requested and no others."""
         if not lacking:
             return []
 

@@ -4,10 +4,9 @@ small files.
 An equality delete names rows by columns of their identity, and Iceberg deletes every older row with these
 values. That is exact if these columns identify rows. It is not exact for floats and nested values in a key,
 which a delete cannot name; for a key value beyond its column's type, where the column is null and only
-`_exact` differs; and for a table without key. A delete then matches too many rows, and those that should stay
-are added again by the same commit, so no reader sees the difference. Inexact deletes, and values that only
-the target has, need rows of the target. A task that lacks such rows returns a request for them, and runs
-again.
+`_exact` differs; and for a table without a key. An inexact delete matches too many rows. The same commit adds
+those that should stay again, so readers see no difference. Inexact deletes, and values that only the target
+has, need rows of the target. A task that lacks such rows returns a request for them, and runs again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.spool.reader import FileSlice
 
 MERGED = "merged"
-"""The prefix of the names of such files."""
+"""Prefix of the names of merged files."""
 _BATCH_ROWS = 8192
 """Small, because a file that is small on disk may be large in memory."""
 
@@ -52,7 +51,7 @@ class MergeTask:
 
 
 def merge_files(task: MergeTask) -> SnapshotFile | None:
-    """Merge files on an executor. None: a file has other columns than the table has now, or no file has
+    """Merge files on an executor. None if a file has other columns than the table has now, or no file has
     rows.
     """
     wanted = as_written(task.place.schema).schema_arrow  # fields inside a map have other names in files
@@ -84,10 +83,12 @@ class StoredFiles:
 
     files: tuple[str, ...]
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """Their values in columns that this epoch adds."""
+    """The default values of these rows in the columns that this epoch adds."""
 
     def load(self, layout: Layout, asked: Sequence[str] = ()) -> StoredRows:
-        """Load all rows; of many, first only the columns that identify them and those of a lookup."""
+        """Load all rows. If there are many, only their identifying columns and those of the lookup (`asked`)
+        are loaded first.
+        """
         groups = []
         for path in self.files:
             with pq.ParquetFile(path) as file:
@@ -121,20 +122,21 @@ class EpochTask:
     part: Part | None = None
     views: Mapping[TableSchema, View] = field(default_factory=dict)
     adds_only: bool = False
-    """The changes only add rows and need no reduction."""
+    """Whether the changes only add rows and need no reduction."""
     old: tuple[StoredFiles, ...] = ()
     alike: StoredFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A request for rows of the target: those with the values in the file `keys` in `columns`, or all
-    rows.
+    """A request for the rows of the target whose values in `columns` are in the file `keys`; without `keys`,
+    for all rows.
     """
 
     columns: tuple[str, ...]
     keys: str | None
     is_old: bool
+    """Whether the reduction needs the rows (`EpochTask.old`). Otherwise inexact deletes match them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,9 @@ def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
 def rows_to_keep(
     deleted: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]
 ) -> StoredRows:
-    """The rows of `stored` that deletes by `columns` would match, except those in `deleted` by `names`."""
+    """The rows of `stored` that deletes by `columns` would match, without the rows to delete, which `deleted`
+    identifies by `names`.
+    """
     bare, found = key_codes([deleted.select(columns), stored.known.select(columns)], columns)
     touched = np.isin(found, bare) if columns else np.ones(stored.known.num_rows, np.bool_)
     whole, found = key_codes([deleted, stored.known], names)
@@ -236,8 +240,8 @@ class _RowsNeededError(Exception):
 
 
 class _Lookup:
-    """The `Lookup` of a task, and of each attempt in the same order. Returns fetched rows, or raises a
-    request for them.
+    """The `Lookup` of a task. Each run of the task makes the same lookups in the same order. Returns the rows
+    of `EpochTask.old`; raises `_RowsNeededError` for the first lookup without rows.
     """
 
     def __init__(self, task: EpochTask) -> None:
@@ -294,8 +298,8 @@ def _distinct(table: pa.Table) -> pa.Table:
 
 
 def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFile | None:
-    """No file is written for no rows. Each attempt uses a new name, since the former file may be part of the
-    table.
+    """Write the rows to a file; returns None, and writes no file, if there are no rows. Each attempt uses a
+    new name, since the file of an earlier attempt may be part of the table.
     """
     rows, some = 0, (table for table in tables if table.num_rows)
     name = f"{task.place.prefix}-{secrets.token_hex(8)}-{kind}.parquet"
@@ -326,7 +330,7 @@ def _fitted(table: pa.Table, task: EpochTask) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """Replace every row with a key of `changed`. Of `task`, everything but the slices is used."""
+    """Replace every row whose key is in `changed`. `task.slices` is not used."""
 
     changed: ChangedRows
     task: EpochTask
@@ -352,7 +356,9 @@ def write_repair(repair: RepairTask) -> EpochFiles:
 
 
 def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray[np.int64]], pa.Table]]]:
-    """The rows that were read again, one row group at a time."""
+    """The rows that were read again: for each row group, the sizes of its rows and a function that loads some
+    of them.
+    """
     layout = repair.task.layout
 
     def load(path: str, number: int, at: npt.NDArray[np.int64]) -> pa.Table:
@@ -398,12 +404,12 @@ def _exact_keys(texts: Sequence[pa.ChunkedArray], names: Sequence[str]) -> pa.Ar
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """A file of rows with all columns of the table, which are named `v_<i>`."""
+    """Rewrite `file`, whose columns `v_<i>` are all columns of the table."""
 
     file: str
     place: SnapshotPlace
     fills: Mapping[str, pa.Scalar]
-    """The values of columns that this epoch adds."""
+    """The default values of the columns that this epoch adds."""
 
 
 def rewrite_file(task: RewriteTask) -> SnapshotFile:

@@ -1,8 +1,8 @@
 """Find rows of an Iceberg table by key, on executors.
 
-Only the lookup columns are read, from files that may contain such rows; other columns are read per row group
-where a row is found. Rows that a later equality delete matches are left out. Columns are identified by field
-id, whatever their name was when the file was written.
+First, only the columns of the lookup and of equality deletes are read, from files that may contain such rows.
+Then whole row groups are read in which a row was found. Rows that a later equality delete matches are left
+out. Columns are identified by field id, whatever their name was when the file was written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LakeFile:
-    """A data or delete file of the table. A higher sequence number means later."""
+    """A data or delete file of the table. A higher sequence number means a later commit."""
 
     path: str
     sequence: int
@@ -47,8 +47,8 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True)
 class FindTask:
-    """Find rows of `files` that have in `columns` the values in `keys`, files with columns `k_<i>`, and that
-    `deletes` do not match.
+    """Find rows of `files` whose values in `columns` are one of the keys, and that no delete file of
+    `deletes` matches. `keys` are files with the keys, in columns `k_<i>`.
     """
 
     files: tuple[LakeFile, ...]
@@ -59,16 +59,16 @@ class FindTask:
     """The schema of the rows to write, with field ids."""
     directory: str
     is_current: bool = False
-    """Only current versions of a history."""
+    """Whether to find only current versions, in a table of mode `history`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file of found rows with columns `v_<i>`; None: there are none."""
+    """A file with the found rows, in columns `v_<i>`; its path is None if no row was found."""
 
     path: str | None
     is_known: bool = True
-    """Whether all files could be read: some files lack field ids."""
+    """Whether all files could be read. False if a file lacks field ids."""
 
 
 class _NotNumberedError(Exception):
@@ -117,7 +117,9 @@ def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], ta
 
 @dataclass(frozen=True, slots=True)
 class _FoundGroup:
-    """Rows of a row group with one of the keys: their positions, and the columns that deletes may name."""
+    """The rows of one row group that match a key: their indexes (`at`), and their columns that keys and
+    deletes name (`rows`).
+    """
 
     file: LakeFile
     number: int
@@ -128,7 +130,9 @@ class _FoundGroup:
 def read_all(
     files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.Schema, limit_bytes: int
 ) -> pa.Table | None:
-    """Every row of `files` that no delete matches. None: they exceed the limit, or a file lacks field ids."""
+    """Every row of `files` that no delete matches. None if they exceed `limit_bytes` or a file lacks field
+    ids.
+    """
     if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
         return None
     found, size = [schema.empty_table()], 0
@@ -150,7 +154,7 @@ def read_all(
 
 
 class _Finder:
-    """Keys, and how to find them in a file."""
+    """Finds the rows of a file that match the keys of a task."""
 
     def __init__(self, task: FindTask, keys: pa.Table) -> None:
         self._task = task
@@ -187,7 +191,9 @@ class _Finder:
         return found
 
     def _may_be_in(self, group: pq.RowGroupMetaData, names: dict[int, str]) -> bool:
-        """By the file's own statistics of integers. A name with a dot may be that of a nested column."""
+        """Whether a row group can contain one of the keys, according to the file's statistics of integer
+        columns. Names with a dot are not checked, because they may be paths of nested columns.
+        """
         numbers = field_ids(self._columns, self._task.columns)
         wanted = {
             names.get(number, "."): self._sets[name]
@@ -217,7 +223,7 @@ class _Finder:
         return True
 
     def _match(self, rows: pa.Table) -> Numbers:
-        """Which rows have one of the keys. Most are excluded by a single column."""
+        """The indexes of the rows that match a key. Comparing single columns first excludes most rows."""
         at = np.arange(rows.num_rows)
         for name, values in self._sets.items():
             column = rows.column(name)
@@ -230,7 +236,7 @@ class _Finder:
 
 
 def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[LakeFile]) -> npt.NDArray[np.bool_]:
-    """Which rows no later delete matches."""
+    """A mask of the rows that no later delete matches."""
     there = np.ones(rows.num_rows, np.bool_)
     if not rows.num_rows:
         return there
@@ -244,7 +250,7 @@ def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[LakeFile]) -
 
 
 def _last_deletes(rows: pa.Table, files: Sequence[LakeFile], columns: Sequence[int]) -> Numbers:
-    """For each row, the sequence number of the last delete that matches it; -1: none."""
+    """For each row, the sequence number of the last delete that matches it; -1 if none does."""
     names = [
         name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]
     ]

@@ -1,23 +1,25 @@
 """Maintenance of Iceberg tables: rewrite small files, expire snapshots, remove leftover files.
 
 Every epoch leaves a small data file, and a snapshot, which every commit lists. An epoch with updates also
-leaves an equality delete file, which every reader applies. After a number of delete files, data files are
-rewritten without deleted rows, except those that cannot contain such rows by their bounds. After that,
-deletes that match no file are removed. After a number of small files, they are merged. Old and surplus
-snapshots are expired. Files of failed epochs are searched for once a day. A rewrite stores no position,
-because the table may have moved on when it commits.
+leaves an equality delete file, which every reader applies. When the number of delete files, or of new data
+files, reaches a limit, a rewrite merges small files and removes deleted rows from data files, except from
+those whose bounds show that they contain none. Then it removes deletes that match no data file. Old and
+surplus snapshots are expired. Files of failed epochs are searched for once a day. A rewrite stores no
+position, because epochs may commit while it runs.
 
 Most rewritten files are small files of epochs, which an executor merges with pyarrow in a tenth of Spark's
-time. They are merged by size: a file is rewritten only when all smaller files together are as large as it is.
+time. They are merged by size: a file is merged only when all smaller files together are about as large as it
+is.
 
 Iceberg's own rewrite action plans, writes and commits in one call, and under steady load repeatedly loses the
-commit to epochs. So its parts are called separately: plan, read and write, and a commit of our own while no
-epoch commits. New files get the sequence number that the table had when their rows were read, so that later
-deletes apply to them.
+commit to epochs. So its parts are called separately: plan, read and write, and Penstock commits the result
+while no epoch commits. New files get the sequence number that the table had when their rows were read, so
+that later deletes apply to them.
 
-An attempt writes its files after loading the table, and its commit needs the snapshot that it loaded. So
-uncommitted files of epochs that are older than the current snapshot will never be committed. Only a rewrite
-may commit such files, and the thread that runs rewrites is also the one that removes leftovers.
+An attempt at an epoch writes its files after loading the table, and its commit needs the snapshot that it
+loaded. So uncommitted files of epochs that are older than the current snapshot will never be committed. Only
+a rewrite can commit files that are older than the current snapshot, and the thread that runs rewrites is also
+the one that removes leftovers.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ _FILES = ("epoch-*.parquet", f"{MERGED}-*.parquet")
 
 @dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """The files in the directory at one time, and the table's snapshot after that."""
+    """The epoch files found in a table's directory, and the table's snapshot right after the listing."""
 
     files: Mapping[str, Path]
     snapshot: int | None
 
     def are_settled(self, table: LoadedTable) -> bool:
-        """Whether files that are not part of `table`, which was just refreshed, can no longer become part of
-        it.
+        """Whether found files that are not part of `table` can no longer become part of it. `table` must be
+        refreshed.
         """
         return _snapshot(table) != self.snapshot
 
@@ -76,14 +78,14 @@ def owns_directory(table: LoadedTable) -> bool:
 
 
 def find_files(table: LoadedTable, before: float) -> FoundFiles:
-    """Files of epochs in the table's own directory that were last modified before that time."""
+    """Find files of epochs in the table's directory that were last modified before the time `before`."""
     found = {
         path.name: path
         for pattern in _FILES
         for path in storage.list_paths(table.directory, pattern)
         if _written(path) < before
     }
-    table.java.refresh()  # afterwards, so that newer files are not among those found
+    table.java.refresh()  # after the listing, so that files newer than the snapshot are not among those found
     return FoundFiles(found, _snapshot(table))
 
 
@@ -104,7 +106,9 @@ _FORMAT = "PARQUET"
 _TINY_BYTES = 1 << 20
 _MERGED_BYTES = 64 << 20
 _WITHOUT_ROW_NUMBERS = 2
-"""In later formats every row has an id, which Spark preserves."""
+"""The last format version without row ids. In later ones Spark rewrites all files, because it preserves the
+ids.
+"""
 
 Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
 """Merges these files of a table into one `DataFile` (Java); None if that is not possible."""
@@ -158,8 +162,8 @@ def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> l
 
 
 def small_enough(sizes: Sequence[int], limit: int) -> int:
-    """The size below which files are merged: leaves out the largest ones while each is larger than all
-    smaller files together.
+    """The size below which files are merged, at most `limit`. It leaves out the largest file while that
+    exceeds the total size of all smaller files by more than 1 MiB.
     """
     kept, total = sorted(sizes), sum(sizes)
     while kept and kept[-1] > total - kept[-1] + _TINY_BYTES:
@@ -169,7 +173,9 @@ def small_enough(sizes: Sequence[int], limit: int) -> int:
 
 
 def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
-    """Merge Parquet files without deletes, if they make one file and fit into one task; else None."""
+    """Merge the files of a group. None unless they are Parquet files without deletes that fit into one task
+    and make one file.
+    """
     now = table.java.operations().current()  # may differ from the loaded table after an ALTER TABLE
     if int(now.formatVersion()) > _WITHOUT_ROW_NUMBERS or now.spec().isPartitioned():
         return None
@@ -193,7 +199,7 @@ def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
     tasks, files = iceberg.ScanTaskSetManager.get(), iceberg.FileRewriteCoordinator.get()
     tables = _table_cache(spark, tasks.getClass().getClassLoader())
     session = spark.newSession()
-    # Otherwise it might write fewer and larger files than planned.
+    # Adaptive execution might write fewer and larger files than planned.
     session.conf.set("spark.sql.adaptive.enabled", "false")
     tables.add(name, table.java)
     tasks.stageTasks(table.java, name, group.fileScanTasks())
@@ -229,7 +235,9 @@ def _table_cache(spark: SparkSession, loader: Any) -> Any:
 
 
 def _remove_unused_deletes(jvm: Any, table: LoadedTable, commit_lock: Lock) -> None:
-    """Remove deletes that apply to no file of the table. Older deletes never apply to files added later."""
+    """Remove delete files that apply to no data file of the table. They never apply to files that are added
+    later.
+    """
     table.java.refresh()
     with closing(table.java.newScan().planFiles()) as tasks:
         used = {
@@ -255,7 +263,7 @@ table is.
 EXPIRE_EVERY = 100
 KEPT_SNAPSHOTS = 5
 """The number of snapshots to keep regardless of age. They keep the position readable when other writers
-commit after us.
+commit after Penstock.
 """
 _CLEANUP_SECONDS = 86_400.0
 """Interval of the search for leftover files, which lists everything the table refers to."""
@@ -267,7 +275,7 @@ _TARGET_BYTES = ("write.target-file-size-bytes", 512 * 1024 * 1024)
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """When maintenance of a table is due."""
+    """The limits at which maintenance of a table is due."""
 
     delete_files: int = 64
     """Number of delete files, or of new data files, after which files are rewritten; 0: never."""
@@ -301,7 +309,7 @@ class Maintainer:
         self._next_cleanup = 0.0
 
     def is_due(self, table: LoadedTable) -> bool:
-        """Whether maintenance of the table is due."""
+        """Whether a rewrite, or an expiry of snapshots, is due."""
         return self._is_slow(table) or self._is_long(table)
 
     def maintain(self, table: LoadedTable) -> None:
@@ -327,8 +335,8 @@ class Maintainer:
             with translated_errors(f"rewriting {table.location}"):
                 self._rewrite_files(table)
         finally:
-            # Also after a failure: work that was stopped because it took too long would otherwise restart at
-            # once, forever.
+            # Pause also after a failure: a rewrite that was stopped because it took too long would otherwise
+            # restart at once, again and again.
             took = time.monotonic() - started
             self._rests_until = time.monotonic() + _REST * took
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
@@ -354,7 +362,9 @@ class Maintainer:
             self._remove_leftovers(table)
 
     def _remove_leftovers(self, table: LoadedTable) -> None:
-        """Remove files that were found before and still are not part of the table."""
+        """Find files of unfinished epochs; in a later call, remove those that still are not part of the
+        table.
+        """
         if not owns_directory(table):
             return
         if self._found is None and time.monotonic() >= self._next_cleanup:
@@ -378,8 +388,8 @@ class Maintainer:
 
 
 def _small_bytes(table: LoadedTable) -> int:
-    """Iceberg's default is three quarters of the target file size, and would rewrite most of a table each
-    time.
+    """The size below which files are merged. Iceberg's default, three quarters of the target file size, would
+    rewrite most of a table each time.
     """
     name, default = _TARGET_BYTES
     return min(_SMALL_BYTES, int(table.base.properties().get(name) or default) * 3 // 4)

@@ -49,10 +49,10 @@ _BY_VALUES = "EQUALITY_DELETES"
 def plan_scan(
     jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray], snapshot: int | None = None
 ) -> tuple[list[LakeFile], list[LakeFile]] | None:
-    """Plan a scan: data files that may have one of `keys`, by column name, and all delete files; of the
-    newest snapshot by default.
+    """Plan a scan of a snapshot, by default the current one. Returns the data files that may contain one of
+    `keys`, which has values by column name, and all delete files.
 
-    None: some files are of a kind that we do not write.
+    None if the format version is not 2, or some files are of a kind that Penstock does not write.
     """
     if loaded.format_version != _FORMAT or loaded.problem is not None:
         return None
@@ -103,7 +103,7 @@ def _delete_file(file: Any) -> LakeFile | None:
 
 
 def _within(jvm: Any, keys: Mapping[str, pa.ChunkedArray]) -> Any:
-    """The filter that excludes files by their bounds."""
+    """A filter by which Iceberg excludes files whose bounds contain none of the keys."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     found = expressions.alwaysTrue()
     for name, values in keys.items():
@@ -147,8 +147,8 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class EpochTarget:
-    """The table that an epoch writes to: SQL name, layout, place for files, and how to read its existing
-    rows.
+    """The table that an epoch writes to: its SQL name, its layout, the place of new files, and how to read
+    its existing rows.
     """
 
     name: str
@@ -160,8 +160,8 @@ class EpochTarget:
 
 
 class TableReader:
-    """Reads rows of tables. Used by several threads. Has one session, because each session opens the catalog
-    with its own connections.
+    """Reads rows of tables. Used by several threads, which share one session, because each session opens the
+    catalog with separate connections.
     """
 
     def __init__(self, spark: SparkSession, catalog: str, executors: Executors) -> None:
@@ -172,8 +172,8 @@ class TableReader:
         self._session: SparkSession | None = None
 
     def fetch(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> StoredFiles:
-        """Write the requested rows to files. If we cannot read the table's files, Spark joins the table with
-        the keys.
+        """Write the requested rows to files. If only Spark can read the table's files, it joins the table
+        with the keys.
         """
         found = self._find(target, wanted, directory)
         if found is not None:
@@ -197,7 +197,9 @@ class TableReader:
         )
 
     def _find(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> list[str] | None:
-        """None: all rows are requested, or some files are of a kind that we do not write."""
+        """Look up the requested rows on executors; returns the files with the rows. None if all rows are
+        requested, or only Spark can read the table's files.
+        """
         files, columns = [each.keys for each in wanted if each.keys is not None], wanted[0].columns
         schema = pa.schema([target.place.schema.field(name) for name in target.layout.schema.names])
         if (
@@ -231,8 +233,8 @@ class TableReader:
         )
 
     def read_small(self, loaded: LoadedTable, snapshot: int | None, limit_bytes: int) -> pa.Table | None:
-        """Read all rows of one snapshot, or the newest, in this process. None: they exceed the limit, or only
-        Spark can read them.
+        """Read all rows of one snapshot, by default the current one, in this process. None if they exceed the
+        limit, or only Spark can read them.
         """
         made = loaded.base.currentSnapshot() if snapshot is None else loaded.base.snapshot(snapshot)
         is_of_now = made is not None and made.schemaId() == loaded.base.currentSchemaId()
@@ -248,7 +250,9 @@ class TableReader:
         return read_all(rows, deletes, loaded.schema, limit_bytes)
 
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
-        """Rewrite all rows with the new columns. Spark's own files have no field ids for nested columns."""
+        """Rewrite all rows with the new columns. Spark writes temporary files, which lack field ids of nested
+        columns, and executors write those again with ids.
+        """
         directory = scratch / uuid4().hex
         try:
             rows = self._rows(target).select(*(quoted(name) for name in target.place.schema.names))
@@ -275,7 +279,7 @@ class TableReader:
         return rows.join(F.broadcast(keys), reduce(lambda one, other: one & other, alike), "left_semi")
 
     def _rows(self, target: EpochTarget) -> DataFrame:
-        """The table as it is now, with the new column names, and without added columns."""
+        """The table's current rows with the new column names. Added columns are NULL."""
         session, past = self._reading(), target.past
         session.sql(f"REFRESH TABLE {target.name}")
         rows = session.table(target.name)
@@ -300,7 +304,7 @@ class TableReader:
 
 
 def _has_inside(kind: pa.DataType) -> bool:
-    """Whether a type has nested names, which files may write differently."""
+    """Whether a type contains a struct, whose field names may differ between files."""
     inner = [kind.field(at).type for at in range(kind.num_fields)]
     if pa.types.is_map(kind):
         return _has_inside(kind.key_type) or _has_inside(kind.item_type)
@@ -308,7 +312,9 @@ def _has_inside(kind: pa.DataType) -> bool:
 
 
 def _within_reader(column: Column, keys: pa.ChunkedArray) -> Column | None:
-    """A filter that lets Spark exclude files by their bounds, which a join does not do."""
+    """A filter by which Spark excludes files by their bounds, which a join does not do; None if the keys
+    allow none.
+    """
     kind = keys.type
     if keys.null_count or not len(keys) or not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
         return None

@@ -1,7 +1,7 @@
 """Columns of an Iceberg table as Arrow fields with field ids, and column names that Iceberg reserves.
 
-Iceberg reserves `_deleted`, a column that the mode `soft_delete` adds. In the table that column has another
-name; all other code uses the name in the layout.
+Iceberg reserves `_deleted`, a column that the mode `soft_delete` adds. In the table that column is called
+`_is_deleted`; all other code uses the name in the layout.
 
 Files of the table have the field ids in their schema, nested fields included. Types that Iceberg lacks are
 stored as the next larger type: smallint as int.
@@ -26,17 +26,17 @@ _RESERVED = frozenset(
 
 
 def renamed_columns(mode: Mode) -> dict[str, str]:
-    """Added columns of the mode that have another name in the table, by their name in the layout."""
+    """The names in the table of those mode columns that are renamed there, by their name in the layout."""
     return {DELETED: IS_DELETED} if DELETED in mode.added_names else {}
 
 
 def stored_name(name: str, mode: Mode) -> str:
-    """The name in the table of a column of the layout."""
+    """The name that a column of the layout has in the table."""
     return renamed_columns(mode).get(name, name)
 
 
 def own_names(columns: pa.Schema, mode: Mode) -> pa.Schema:
-    """Columns of the table under their names in the layout."""
+    """The table's columns with their names in the layout."""
     own = {stored: name for name, stored in renamed_columns(mode).items()}
     if not own:
         return columns
@@ -44,7 +44,7 @@ def own_names(columns: pa.Schema, mode: Mode) -> pa.Schema:
 
 
 def check_names(layout: Layout, place: str) -> None:
-    """Raise if a column of the source cannot have its name in the table."""
+    """Raise if the name of a source column is reserved in the table."""
     taken = _taken(layout.columns.names, _RESERVED | set(renamed_columns(layout.mode).values()))
     if taken is not None:
         raise SinkRefusedError(
@@ -76,8 +76,8 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def parse_columns(document: Mapping[str, Any]) -> pa.Schema:
-    """The Arrow schema of files, from Iceberg's JSON. Raises `ValueError` for types that Penstock's tables do
-    not have.
+    """Convert a schema in Iceberg's JSON to the Arrow schema of the table's files. Raises `ValueError` for
+    types that Penstock's tables do not have.
     """
     return pa.schema([_field(each["name"], each["type"], each["id"]) for each in document["fields"]])
 
@@ -102,13 +102,13 @@ def _type(found: str | Mapping[str, Any]) -> pa.DataType:
 
 
 def stored_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The type of a column in the table, without its nested field ids."""
+    """The type that the table has for a column of `arrow_type`. Its nested field ids are placeholders."""
     return _type(type_document(arrow_type))
 
 
 def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None) -> str | dict[str, Any]:
-    """A type in Iceberg's JSON. Its nested ids are placeholders. Raises `ValueError` if Iceberg has no such
-    type.
+    """The type in Iceberg's JSON, with placeholders as nested field ids. Raises `ValueError` if Iceberg has
+    no such type.
     """
     numbers = numbers or count(2)
     for name, each in _PRIMITIVES.items():
@@ -162,7 +162,9 @@ def numbers_of(columns: pa.Schema) -> dict[int, int]:
 
 
 def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Rows of a file with the table's current names; columns newer than the file are null."""
+    """Convert the rows of a file to the table's current columns, matched by field id. Columns that the file
+    lacks are null.
+    """
     found = numbers_of(rows.schema)
     arrays = [
         _cast(rows.column(found[number]), field.type)
@@ -184,13 +186,13 @@ def delete_columns(columns: pa.Schema, identity: Sequence[str]) -> tuple[str, ..
 
 
 def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
-    """The columns of a table as a file has them, with field ids."""
+    """Select and cast `columns`, the schema of a file with field ids, from `table`."""
     arrays = [_cast(table.column(field.name), field.type) for field in columns]
     return pa.table(arrays, schema=columns)
 
 
 def filled(rows: pa.Table, fills: Mapping[str, pa.Scalar]) -> pa.Table:
-    """Fill the columns of `fills`, which existing rows do not have, with their default value."""
+    """Set the columns of `fills`, for which existing rows have no values, to their default values."""
     columns = [
         pa.repeat(fills[field.name].cast(field.type), rows.num_rows)
         if field.name in fills

@@ -4,8 +4,8 @@ Each commit has the data and the position, which is in the summary of the snapsh
 table has not changed since its position was read (`iceberg/catalog.py`). Repeated and older epochs are
 detected before the commit. A snapshot of the source is one commit of files that executors wrote. An epoch is
 one commit of a data file and an equality delete file, so its cost depends on the changes and not on the
-table. An epoch of inserts is an append; one that empties the table is an overwrite. Each delete makes reading
-slower, until the table is rewritten (`iceberg/maintenance.py`).
+table. An epoch of inserts is an append; one that empties the table is an overwrite. Equality deletes slow
+down readers until maintenance rewrites the table (`iceberg/maintenance.py`).
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class IcebergSink(Sink):
         )
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
-        """The state of a target. Reports a foreign owner before any other problem with the table."""
+        """The state of a loaded table. Raises for a foreign owner before any other problem with the table."""
         applied = find_applied(loaded.ancestors(), loaded.properties)
         target = owned_target(table, self.describe(table), self._pipeline, loaded.properties, applied)
         if loaded.problem is not None:
@@ -227,7 +227,8 @@ class IcebergSink(Sink):
     def _define(self, table: TableName, definition: str) -> None:
         levels = self.identifier(table)[:-1]
         with spark_errors(
-            f"creating {self.describe(table)}", "see the message; dropping the table copies it again"
+            f"creating {self.describe(table)}",
+            "fix the cause in the message, or drop the table to have it copied again",
         ):
             for depth in range(len(levels)):
                 namespace = ".".join(quoted(part) for part in (self._place.catalog, *levels[: depth + 1]))
@@ -265,7 +266,8 @@ class IcebergSink(Sink):
         """Make `files` the content of the table, which must have no position, so that no other writer's rows
         are lost.
 
-        If another commit, of a property or comment, comes first, the commit is repeated; the files are kept.
+        If another writer commits first, for example a property or comment, the commit is retried with the
+        same files.
         """
         new = [NewFile(file.name, file.rows, file.bytes) for file in files if file.rows]
         for _ in range(_FILL_ATTEMPTS):
@@ -311,7 +313,7 @@ class IcebergSink(Sink):
         return self._file_names(table, "files") == {file.name for file in files if file.rows}
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
-        """Remove files of failed attempts at chunks. Files of older versions of the table are kept."""
+        """Remove files of failed attempts to write chunks. Files of older versions of the table are kept."""
         found = {path.name: path for path in storage.list_paths(loaded.directory, _FILES)}
         if found.keys() <= set(current):
             return
@@ -389,7 +391,7 @@ class IcebergSink(Sink):
         if not found.schema.equals(target.schema):
             return bool(
                 found.schema.equals(evolution.columns)
-            )  # the commit succeeded, and the answer was lost
+            )  # the commit succeeded, but its reply was lost
         try:
             check_names(Layout(evolution.columns, evolution.key, target.mode), self.describe(target.table))
             return bool(self._evolved(loaded, evolution, target.mode))
@@ -427,7 +429,7 @@ class IcebergSink(Sink):
         return self._commit_locks.setdefault(table, Lock())
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
-        """The table's own position. Raises if it is lower than before."""
+        """The position stored in the table. Raises if it is lower than a position that was read before."""
         applied = None if found is None else found.applied
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
@@ -517,14 +519,14 @@ class IcebergSink(Sink):
         try:
             drop_namespace(self._spark, (self._place.catalog, *self._shadows()), self._forget_links)
         except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"cannot drop resync copies of former runs: {first_line(error)}") from error
+            raise SinkError(f"cannot drop resync copies of earlier runs: {first_line(error)}") from error
 
     def _forget_links(self, namespace: Sequence[str], table: str) -> None:
-        """Remove links for a shadow of a former run before it is dropped:
-        `<shadows>.<copy>.<schema>.<table>`.
+        """Remove the hard links to the files of a shadow that an earlier run left, before the shadow is
+        dropped. Its name is `<shadows>.<copy>.<schema>.<table>`.
         """
         below = tuple(namespace)[len(self._shadows()) + 2 :]
-        with suppress(PenstockError, OSError):  # an unreadable table fails elsewhere
+        with suppress(PenstockError, OSError):  # an unreadable table is reported elsewhere
             self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
 
     def _shadows(self) -> tuple[str, ...]:

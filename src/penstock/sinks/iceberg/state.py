@@ -1,11 +1,11 @@
-"""State of an Iceberg table: owner, source columns and applied position, also read from a Hadoop catalog
-without Spark.
+"""State of an Iceberg table: owner, source columns and applied position. `HadoopTargets` reads it from a
+Hadoop catalog without Spark.
 
-The position is in the summary of the snapshot that added the rows. Snapshots that others add, such as
-compaction, have none, so the nearest ancestor with a position counts. A table that was rolled back thus
-reports the position that it holds. Since ancestors expire, each of our commits also stores the position as a
-table property, together with its snapshot. The property counts only if the chain of ancestors ends in exactly
-that snapshot; otherwise the table may have been rolled back since.
+The position is in the summary of the snapshot that added the rows. Snapshots that other programs add, for
+example by compaction, have no position, so the nearest ancestor with a position counts. Thus a table that was
+rolled back reports the position of its current content. Since ancestors expire, each commit of Penstock also
+stores the position and the id of its snapshot as table properties. They count only if the chain of existing
+ancestors ends at exactly that snapshot; otherwise the table may have been rolled back after the commit.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, MODE, ORIGIN, COPY, POSITION, SNA
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMark:
-    """The relevant data of one snapshot."""
+    """The id, parent and position of one snapshot."""
 
     id: int
     parent: int | None
     position: Position | None
-    """None: not committed by this pipeline."""
+    """None if this pipeline did not commit the snapshot."""
 
 
 def position_properties(position: Position, snapshot: int) -> dict[str, str]:
@@ -59,7 +59,9 @@ def position_properties(position: Position, snapshot: int) -> dict[str, str]:
 def identity_properties(
     pipeline: str, layout: Layout, source_oid: int, origin: Origin | None
 ) -> dict[str, str]:
-    """Properties that identify the target. They include Arrow types that Iceberg does not distinguish."""
+    """Properties that identify the target. They include the columns' Arrow types, because Iceberg does not
+    distinguish all of them.
+    """
     listed = [[field.name, type_text(field.type)] for field in layout.columns]
     return {
         OWNER: pipeline,
@@ -72,7 +74,9 @@ def identity_properties(
 
 
 def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str]) -> Position | None:
-    """The applied position. `ancestors`: the current snapshot and its existing ancestors, newest first."""
+    """The applied position, or None. `ancestors`: the current snapshot and its existing ancestors, newest
+    first.
+    """
     parent: int | None = None
     for mark in ancestors:
         if mark.position is not None:
@@ -87,9 +91,10 @@ def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
 def find_version(
     ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position
 ) -> int | None:
-    """The newest snapshot with no changes of the pipeline after `position`; None if it no longer exists.
+    """The newest snapshot without pipeline changes after `position`; None if it no longer exists.
 
-    Later commits of others, such as compaction or foreign changes, belong to the version.
+    Snapshots that other programs added after it and before the pipeline's next commit, for example by
+    compaction, count too.
     """
     marks = list(ancestors)
     version: int | None = None

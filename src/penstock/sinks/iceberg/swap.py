@@ -3,9 +3,9 @@ runs.
 
 Before the epoch that swaps, the shadow's files are hard-linked into the table's data directory. The swap is
 one metadata commit that names the links. When a shadow is created, its columns get the field ids of the same
-columns of the table, and unused ids otherwise, because an id identifies one column in all of a table's
-history. If that is not possible, or the files are of a kind that we do not write, Spark writes all rows
-again.
+columns of the table, and unused ids otherwise, because an id identifies the same column throughout a table's
+history. If that is not possible, or the shadow has files of a kind that Penstock does not write, Spark writes
+all rows again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ _FORMAT = 2
 _SUFFIX = ".parquet"
 _BY_VALUES = "EQUALITY_DELETES"
 _ROOM = 100
-"""Ids reserved for columns that the table gets while its shadow is filled."""
+"""Number of ids reserved for columns that are added to the table while its shadow is filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSwap:
-    """Replace one table by its shadow. `shadow` and `table` load the tables, again for each attempt."""
+    """Replace one table by its shadow. `shadow` and `table` load the two tables; each attempt calls them
+    again.
+    """
 
     catalog: IcebergCatalog
     shadow: Callable[[], LoadedTable]
@@ -62,7 +64,7 @@ class TableSwap:
     place: str
 
     def commit(self, jvm: Any, properties: Mapping[str, str], position: Position) -> bool:
-        """Swap in one metadata commit. False: the rows have to be rewritten."""
+        """Swap in one metadata commit. False if that is not possible, and Spark has to rewrite the rows."""
         for _ in range(_ATTEMPTS):
             table, shadow = self.table(), self.shadow()
             link_files(shadow, table)
@@ -93,7 +95,7 @@ def link_files(shadow: LoadedTable, table: LoadedTable) -> None:
         for name in storage.list_files(shadow.directory):
             if name.endswith(_SUFFIX):
                 # A cleanup that began before the swap removes old files that the table does not refer to, so
-                # make them new.
+                # set the modification time to now.
                 storage.touch(shadow.directory / name)
                 if not storage.link(shadow.directory / name, table.directory / name):
                     raise FileExistsError(errno.EEXIST, f"{name} exists and is another file")
@@ -119,7 +121,7 @@ def remove_links(shadow: LoadedTable, table: LoadedTable) -> None:
 def plan_swap(
     jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable
 ) -> SwapContent | None:
-    """The content of the table after the swap. None: a metadata commit is not possible, and Spark has to
+    """The content of the table after the swap. None if a metadata commit is not possible, and Spark has to
     rewrite the rows.
 
     One such case is a swap that already happened, but whose reply was lost. A second commit would remove and
@@ -170,7 +172,9 @@ def _files(jvm: Any, loaded: LoadedTable) -> tuple[list[Any], list[Any]]:
 def _groups(
     catalog: IcebergCatalog, table: LoadedTable, files: Sequence[Any], deletes: Sequence[Any]
 ) -> list[FileGroup]:
-    """Groups of files by sequence number; each group starts with deletes."""
+    """Groups of files in the order of their sequence numbers. Each sequence number with delete files begins a
+    new group.
+    """
     starts = sorted({int(file.dataSequenceNumber()) for file in deletes})
     rows: list[list[Any]] = [[] for _ in range(len(starts) + 1)]
     gone: list[list[Any]] = [[] for _ in range(len(starts) + 1)]
@@ -201,7 +205,7 @@ def align_columns(catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTab
 
 
 def numbered(fields: Sequence[Mapping[str, Any]], prefix: str = "") -> list[tuple[int, str]]:
-    """The name and type for each id in these columns."""
+    """Each field id in these columns, nested ones included, with the field's name and type as one text."""
     found: list[tuple[int, str]] = []
     for field in fields:
         name = f"{prefix}{field['name']}"
@@ -247,7 +251,9 @@ def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
 
 
 def _overwrite(rows: DataFrame, name: str, properties: Mapping[str, str], position: Position) -> None:
-    """Replace the content and columns of the table in one commit. Its snapshots and other properties stay."""
+    """Replace the content and columns of the table in one commit. Its older snapshots and other properties
+    stay.
+    """
     writer = rows.writeTo(name).using("iceberg")
     for key, value in properties.items():
         writer = writer.tableProperty(key, value)
@@ -255,7 +261,7 @@ def _overwrite(rows: DataFrame, name: str, properties: Mapping[str, str], positi
 
 
 def _with_comments(rows: DataFrame, comments: Mapping[str, str]) -> DataFrame:
-    """The same rows, with the existing comments of columns with these names."""
+    """The rows with these comments, by column name."""
     if not comments.keys() & set(rows.columns):
         return rows
     return rows.select(*(_commented(name, comments.get(name)) for name in rows.columns))
@@ -269,7 +275,7 @@ def _commented(name: str, comment: str | None) -> Column:
 def drop_namespace(
     spark: SparkSession, namespace: Sequence[str], before: Callable[[Sequence[str], str], None]
 ) -> None:
-    """Drop a namespace with all its tables, if it exists. Files other than tables keep its directory alive.
+    """Drop a namespace with all its tables, if it exists. Its directory stays if it contains other files.
 
     `before` is called with the namespace and name of each table before it is dropped.
     """
@@ -289,8 +295,8 @@ def drop_namespace(
 
 
 @contextmanager
-def spark_errors(doing: str, hint: str = "see the message") -> Iterator[None]:
-    """Convert Spark errors in a statement to Penstock errors. An analysis error is permanent."""
+def spark_errors(doing: str, hint: str = "fix the cause in the message") -> Iterator[None]:
+    """Convert Spark errors in a statement to Penstock errors. An analysis error is not retried."""
     try:
         yield
     except AnalysisException as error:

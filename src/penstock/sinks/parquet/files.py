@@ -1,5 +1,5 @@
-"""Executor tasks for a log of changes: write chunks of a snapshot, epochs, and chunks without rows that
-changed during the snapshot.
+"""Executor tasks for a Parquet target: write the chunks of a snapshot, write epochs, and rewrite chunks
+without the rows that changed during the snapshot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_epoch(task: EpochTask) -> SnapshotFile:
 
 
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
-    """The changes, one file at a time; files are independent."""
+    """The changes to write, one spool file at a time, because each change becomes a separate row."""
     for slice in task.slices:
         yield from fold(
             read_slices([slice], task.layout, views=task.views), task.layout, _look_up
@@ -60,7 +60,7 @@ def _look_up(_: pa.Table | None) -> pa.Table:
 def write_snapshot(
     batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position
 ) -> tuple[SnapshotFile, Position]:
-    """A `ChunkWriter` that writes rows as changes of kind `snapshot`."""
+    """A `ChunkWriter` that writes rows as changes of type `snapshot`."""
     file = write_batches((_as_changes(batch, place.schema, fence) for batch in batches), place, index)
     storage.sync_directory(Path(place.directory))
     return file, fence

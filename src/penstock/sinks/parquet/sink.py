@@ -1,8 +1,9 @@
-"""`ParquetSink`: logs of changes as plain Parquet files, one directory per table, readable by any engine.
+"""`ParquetSink`: change logs as plain Parquet files, one directory per table, readable by any engine.
 
 A log is append-only. An epoch is written to a hidden directory, which is then renamed to a name with the
-position: that commits data and position together. The chunks of a snapshot, as changes of kind `snapshot`,
-are one such directory at the fence. The applied position is the greatest position among the names.
+position: that commits data and position together. The chunks of a snapshot, whose rows are changes of type
+`snapshot`, form one such directory, named after the fence. The applied position is the greatest position in
+the directory names.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class ParquetSink(ParquetTargets, Sink):
         self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
     ) -> None:
         copy = self._copy(schema)
-        # With separate names, because a failed attempt must not change the chunks.
+        # Repaired chunks have separate names, because a failed attempt must not change the original ones.
         layout = _layout(LogTable.of(self._pipeline, schema, copy.name))
         place = SnapshotPlace(str(copy), layout.schema, f"repaired-{fence.value:016X}")
         chunks: list[str | None] = [*(file.name for file in files if file.rows), None]
@@ -139,7 +140,7 @@ class ParquetSink(ParquetTargets, Sink):
         self._publish_copy(schema.name, copy, self._executors.run(repair_chunk, tasks), fence)
 
     def _copy(self, schema: TableSchema) -> Path:
-        """The directory of an unfinished snapshot."""
+        """The directory of an unfinished snapshot. Raises if another writer has finished or removed it."""
         path = self.path(schema.name)
         found = load_table(path)
         if (
@@ -156,7 +157,7 @@ class ParquetSink(ParquetTargets, Sink):
     def _publish_copy(
         self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position
     ) -> None:
-        """Publish the snapshot without the files of failed attempts at chunks."""
+        """Publish the snapshot without the files of failed attempts to write chunks."""
         wanted = {_SHAPE, *(file.name for file in files if file.rows)}
         with _failing(copy.parent):
             _remove(copy, lambda name: name not in wanted)
@@ -188,7 +189,8 @@ class ParquetSink(ParquetTargets, Sink):
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         """Exchange the directories. Between the two renames there is no table for a moment.
 
-        The old rows go to the directory of the copies, which the next run removes if this one dies.
+        The old directory is moved beside the resynced copy and then deleted. If this run dies before that,
+        the next run deletes it.
         """
         path = self.path(table)
         if (
@@ -274,7 +276,7 @@ class ParquetSink(ParquetTargets, Sink):
             self._remember(target.table, end)
 
     def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
-        """Write the directory of a position, then make it visible."""
+        """Write the changes of an epoch to a hidden directory, then publish it."""
         _remove(path, lambda name: name.startswith(_HIDDEN))
         directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
         storage.ensure_directory(directory, shared=True)
@@ -287,7 +289,9 @@ class ParquetSink(ParquetTargets, Sink):
         _publish(directory, end)
 
     def _checked_position(self, target: Target) -> Position:
-        """The log's own position. Raises if it is lower than before."""
+        """The position stored in the table's directory. Raises if it is lower than a position that was read
+        before.
+        """
         path = self.path(target.table)
         now = super().load_target(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
@@ -304,7 +308,7 @@ class ParquetSink(ParquetTargets, Sink):
 
 @contextmanager
 def _failing(path: Path) -> Iterator[None]:
-    """Errors of the disk are retried: space may become available."""
+    """Convert file errors to `SinkError`, which is retried: disk space may become available."""
     try:
         yield
     except OSError as error:

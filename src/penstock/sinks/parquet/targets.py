@@ -1,4 +1,4 @@
-"""State of logs of changes as Parquet files, read without Spark: location, owner and applied position.
+"""State of Parquet targets (change logs), read without Spark: location, owner and applied position.
 
 ```
 <root>/<schema>/<table>/
@@ -39,16 +39,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class LogTable:
-    """A table as its document describes it."""
+    """The description of a table in `_penstock.json`."""
 
     pipeline: str
     source_oid: int
     key: tuple[str, ...]
     columns: pa.Schema
     copy: str
-    """The directory of its snapshot, until that is finished."""
+    """Name of the directory in which the snapshot is written, until it is finished."""
     counts: bool
-    """False: the content is not a copy of the source any more."""
+    """Whether the stored positions count. False if the content no longer corresponds to the source."""
 
     @classmethod
     def of(cls, pipeline: str, schema: TableSchema, copy: str) -> LogTable:
@@ -103,7 +103,7 @@ def position_directory(path: Path, position: Position) -> Path:
 
 
 def load_positions(path: Path) -> list[Position]:
-    """The positions that have changes, in order."""
+    """The positions that have a directory, in ascending order."""
     names = [
         entry.name.removeprefix(f"{POSITION}=")
         for entry in storage.list_directories(path)

@@ -10,8 +10,8 @@ violated constraint but never all rows that violate it. Rows are tried in halves
 isolated. A rejected row is reported as the last change of its key.
 
 Deferred constraints are checked at the end of the transaction, and rows may depend on each other until then.
-In that case each row is tried separately, together with the row it replaces, on the otherwise unchanged
-table. The result is correct if the other rows become dead letters.
+In that case a row is tried together with the row that it replaces, and rejected rows are tried again while
+others succeed. The result is correct if all rejected rows become dead letters.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from penstock.spool.reader import FileSlice
 class EpochTask:
     """The changes of one table in `(start, end]`.
 
-    They are reduced part by part, which bounds memory; without `parts` one row group at a time, if every
-    change adds a separate row.
+    They are reduced part by part, which bounds memory. Without `parts`, every change adds a separate row, and
+    one row group is reduced at a time.
     """
 
     address: SourceAddress
@@ -99,7 +99,7 @@ def apply_epoch(task: EpochTask) -> None:
 
 
 def read_runs(task: EpochTask) -> Iterator[pa.Table]:
-    """The changes, in the parts in which they are applied."""
+    """Read the changes, one table for each part that is applied separately."""
     if not task.parts:
         yield from read_groups(task.slices, task.layout, task.views)
         return
@@ -109,8 +109,8 @@ def read_runs(task: EpochTask) -> Iterator[pa.Table]:
 def write_outcome(
     connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True
 ) -> None:
-    """Apply one part. If the epoch empties the table, every part's outcome says so, and the first part
-    empties it.
+    """Apply one part. If the epoch empties the table, `emptied` is true in every part's outcome, and the
+    first part empties it.
     """
     if outcome.emptied and is_first:
         empty_table(connection, place)
@@ -145,7 +145,7 @@ def lookup_in(connection: Connection, task: EpochTask) -> Lookup:
 
 
 Refused = dict[tuple[int, int], str]
-"""The server's reason, by commit version and ordinal."""
+"""The server's reasons for rejecting changes, by commit version and ordinal."""
 
 
 class _Undone(Exception):
@@ -175,7 +175,7 @@ def find_rejected(task: EpochTask) -> Refused:
 def _tried(
     connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool
 ) -> Iterator[tuple[pa.Table, str]]:
-    """The rejected rows, each isolated; the other rows are in the table afterwards."""
+    """Yield each rejected row and the server's reason. Afterwards the other rows are in the table."""
     names, rows = stored_names(task.layout), outcome.rows
     nothing = Outcome(outcome.emptied, outcome.deleted, NewRows(rows.schema))
     write_outcome(connection, task.place, task.layout, nothing, is_first=is_first)
@@ -193,8 +193,8 @@ def _tried(
 def _tried_late(
     connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool
 ) -> Iterator[tuple[pa.Table, str]]:
-    """The same under deferred constraints. A failed row is tried again as long as other rows could be
-    removed.
+    """Like `_tried`, for tables with deferred constraints. Rejected rows are tried again after others were
+    written, until none of them succeeds.
     """
     rows, deleted, identity = outcome.rows, outcome.deleted, task.layout.identity
     if outcome.emptied or not identity:

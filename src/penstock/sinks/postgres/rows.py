@@ -1,6 +1,6 @@
-"""Rows to and from a Postgres target: Arrow on our side, text on the other.
+"""Convert rows between Arrow and the text form in which a Postgres target reads and returns them.
 
-Source columns are text on both sides. A pipeline into Postgres keeps values in the text form of the source
+Source columns are text in Arrow too. A pipeline into Postgres keeps values in the text form of the source
 (`TypePolicy.form`), so every value fits its column, and there is no `_exact`. Only columns that a mode adds
 have other types.
 """
@@ -21,12 +21,13 @@ from penstock.sinks.modes import Layout
 _BLOCK_ROWS = 65_536
 _SORTED_BYTES = 256 << 20
 
-# The meaning and validity of these values depend on the source's own catalog. And not every server supports
-# xml.
+# The meaning and validity of these values depend on the source's catalog. xml is excluded because not every
+# server supports it.
 _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
 
-# For these types, equal values have equal texts. Of other types, 1.0 and 1.00 may be the same key.
+# For these types, equal values have equal texts. For other types they may differ: 1.0 and 1.00 are the same
+# numeric key.
 _LITERAL = frozenset(
     {
         0,
@@ -65,12 +66,12 @@ def is_identified_by_text(columns: Iterable[TargetColumn], key: Collection[str])
 
 
 def source_columns(columns: Iterable[TargetColumn]) -> pa.Schema:
-    """The columns as the pipeline knows them, from those of the target."""
+    """The Arrow schema of the source's columns, from the target's columns: all are text."""
     return pa.schema([pa.field(column.name, pa.string()) for column in columns])
 
 
 def stored_names(layout: Layout) -> list[str]:
-    """The columns of the target table."""
+    """The column names of the target table, which has no `_exact`."""
     return [name for name in layout.schema.names if name != EXACT]
 
 
@@ -83,20 +84,20 @@ def added_columns(layout: Layout) -> list[TargetColumn]:
 
 
 def constant_texts(layout: Layout, values: dict[str, object]) -> list[str | None]:
-    """The values of `added_columns` as Postgres reads them."""
+    """The texts of `values` for `added_columns`, in the same order."""
     fields = [layout.schema.field(column.name) for column in added_columns(layout)]
     return [_texts(pa.array([values[field.name]], field.type))[0].as_py() for field in fields]
 
 
 def text_blocks(table: pa.Table, names: Sequence[str]) -> Iterator[list[pa.Array]]:
-    """Rows as text, in blocks of some thousand."""
+    """Convert rows to text, in blocks of at most 65,536 rows."""
     for batch in table.select(names).to_batches(max_chunksize=_BLOCK_ROWS):
         yield [_texts(column) for column in batch.columns]
 
 
 def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Rows roughly in the order of the key's index, in which inserts are twice as fast. Not for very large
-    rows.
+    """Sort rows roughly as in the key's index, which makes inserts twice as fast. Rows of more than 256 MiB
+    in total are not sorted.
     """
     if not key or rows.num_rows < 2 or rows.nbytes > _SORTED_BYTES:
         return rows
@@ -105,7 +106,7 @@ def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers are text here, and "10" would sort before "9"."""
+    """The column as integers, if possible: as text, "10" would sort before "9"."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:

@@ -6,7 +6,7 @@ a staging table, which replaces the table in the transaction that also records t
 (`postgres/snapshot.py`).
 
 Values keep the source's text (`TypePolicy.form`), so every value fits its column, and there is no `_exact`.
-The position is read before each epoch; it also shows whether a commit succeeded whose reply was lost.
+The position is read before each epoch; it also shows whether a commit succeeded if its reply was lost.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ class PostgresSink(PostgresTargets, Sink):
 
     @override
     def adopt(self, schema: TableSchema) -> bool:
-        """The table stays unchanged until the transaction that ends its snapshot, which changes the rows that
-        differ.
+        """The table stays unchanged until the transaction that ends its snapshot. That transaction changes
+        only rows that differ.
         """
         self._lock.ensure()
         place, layout, columns = self.place(schema.name), self._layout(schema), target_columns(schema)
@@ -349,7 +349,7 @@ class PostgresSink(PostgresTargets, Sink):
         record = self.find_record(table)
         if record is None or self._spark is None or self._scratch is None:
             raise SinkError(f"{self.describe(table)} cannot be read: it does not exist")
-        # A derived DataFrame does not keep the first one alive, so keep the files as long as this object.
+        # A derived DataFrame does not keep the first one alive, so the files exist as long as this sink.
         weakref.finalize(self, storage.discard_tree, self._scratch)
         return read_table(self._spark, self._executors, self._readable(table, record, version), self._scratch)
 
@@ -430,7 +430,7 @@ class PostgresSink(PostgresTargets, Sink):
         )
 
     def _checked_record(self, target: Target) -> AppliedRecord:
-        """The record of the table. Raises if its position is lower than before."""
+        """The record of the table. Raises if its position is lower than a position that was read before."""
         record = self.find_record(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         applied = None if record is None else record.position
@@ -439,8 +439,8 @@ class PostgresSink(PostgresTargets, Sink):
         return record
 
     def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
-        """Views are valid only for the columns they were planned for. Changes without a view must have the
-        columns of the table.
+        """Raise if the changes do not fit the table. Views are valid only for the columns that they were
+        planned for; changes without a view must have the columns of the table.
         """
         if changes.views or changes.evolution is not None:
             is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
@@ -454,7 +454,7 @@ class PostgresSink(PostgresTargets, Sink):
                 f"table {changes.table} changed its columns, its key, its mode or its identity, and the "
                 "target cannot follow that",
                 hint=(
-                    f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} "
+                    f"penstock tables resync CONFIG {changes.table}, or drop {self.describe(changes.table)} "
                     "and restart the pipeline to copy the table again"
                 ),
             )
@@ -499,8 +499,8 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
 def _parts(
     layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool
 ) -> tuple[Part | None, ...]:
-    """The parts in which an epoch is reduced. Epochs that only add rows are not divided. Neither are epochs
-    with keys that have several texts.
+    """The parts in which an epoch is reduced. Empty if it only adds rows. Without `can_part` there is one
+    part (None) with all keys.
     """
     if layout.mode.adds_only(counts):
         return ()

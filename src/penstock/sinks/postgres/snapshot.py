@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLoader:
-    """A `ChunkWriter` that writes to a server."""
+    """A `ChunkWriter` that copies chunks into a staging table of the target."""
 
     address: SourceAddress
 
@@ -69,7 +69,9 @@ def chunk_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FinishTask:
-    """Put the staging table `token`, with the chunks in `chunks`, in the place of its table, at `fence`."""
+    """Replace the table at `place` by the staging table `token`, which must contain exactly `chunks`, and
+    record `fence` as its position.
+    """
 
     address: SourceAddress
     pipeline: str
@@ -160,7 +162,7 @@ class TableSource:
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Read blocks of the table from `first` to before `last` (None: to the end) into a file."""
+    """Read the table's blocks from `first` up to, not including, `last` (None: up to the end) into a file."""
 
     source: TableSource
     first: int
@@ -203,8 +205,8 @@ def read_small(source: TableSource, limit_bytes: int) -> pa.Table | None:
 
 
 def copy_blocks(task: ReadTask) -> None:
-    """Read blocks into a file. Only this pipeline writes to the table, so tasks that see one position see the
-    same table.
+    """Read blocks into a file. Only this pipeline writes to the table, so tasks that see the same position
+    see the same rows.
     """
     source = task.source
     with target_connection(source.address, f"reading {source.place}") as connection:

@@ -38,12 +38,14 @@ _LONGEST_NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Maps tables to schemas of the target: the same name, behind a prefix, or a configured schema."""
+    """Maps source tables to tables of the target. The schema is the configured one (`schemas`), or the
+    source's after a prefix; the table name stays the same.
+    """
 
     schemas: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     shadow: str | None = None
-    """The name for the one table that a resync fills."""
+    """Name of a resync copy. If set, all places are the one shadow table of that copy."""
 
     def place(self, table: TableName) -> TableName:
         if self.shadow is not None:
@@ -51,7 +53,8 @@ class Naming:
         schema = self.schemas.get(table.schema, self.prefix + table.schema)
         if schema == OWN_SCHEMA:
             raise ConfigError(
-                f"{table} would go to the schema {OWN_SCHEMA} of the target, which holds the positions",
+                f"{table} would be written to schema {OWN_SCHEMA} of the target, which is reserved for "
+                "Penstock",
                 hint=f"choose another schema under sink.postgres: `schemas: {{{table.schema}: "
                 f"copied_{table.schema}}}`",
             )
@@ -159,7 +162,7 @@ def _held(origin: Origin) -> dict[str, TargetColumn]:
 
 
 def plan_alteration(record: AppliedRecord, evolution: Evolution) -> Alteration:
-    """The change of columns, starting from `record`."""
+    """The changes that alter the columns of `record` as in `evolution`."""
     columns = {column.name: column for column in evolved_record(record, evolution).columns}
     kept = [
         replace(column, name=evolution.renamed.get(column.name, column.name)) for column in record.columns
@@ -184,5 +187,7 @@ def has_equal_texts(record: AppliedRecord, evolution: Evolution) -> bool:
 
 
 def _is_alike(before: int, after: int) -> bool:
-    """Types that are not built in are text in the target, with type 0."""
+    """Whether values have the same text in both types. Types that are not built in are text in the target,
+    with OID 0.
+    """
     return before == after or not after or any(before in kind and after in kind for kind in _WRITTEN_ALIKE)

@@ -375,7 +375,7 @@ def test_key_changes_that_connect_more_changes_than_a_task_may_hold_fail_the_tab
     with pytest.raises(KeyChangesTooLargeError, match=r"key changes of public\.items") as failed:
         lake.epoch(lake.slices()).apply(InlineExecutors())
     assert failed.value.hint is not None
-    assert "penstock tables resync" in failed.value.hint
+    assert "penstock tables resync CONFIG public.items" in failed.value.hint
     assert decide(failed.value, ITEMS.name).action is Action.FAIL_TABLE, "the others continue"
     assert lake.files() == before
 
