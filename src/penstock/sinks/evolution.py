@@ -124,16 +124,28 @@ class Evolution:
 
 
 def same_views(
-    origin: Origin, key: tuple[str, ...], versions: Collection[TableSchema]
+    columns: pa.Schema, key: tuple[str, ...], origin: Origin, versions: Collection[TableSchema]
 ) -> dict[TableSchema, View] | None:
     """A view for each of `versions` if all of them have the columns and the key of the target; None if one of
     them differs.
     """
     names = {column.name: column.target for column in origin.columns.values() if column.target is not None}
     for version in versions:
-        if not origin.is_shape_of(version) or tuple(names.get(name) for name in version.key) != key:
+        is_same_key = tuple(names.get(name) for name in version.key) == key
+        if not is_same_key or not origin.is_shape_of(version) or not has_types(columns, origin, version):
             return None
     return {version: View(names, leaves_out=len(names) < len(origin.columns)) for version in versions}
+
+
+def has_types(columns: pa.Schema, origin: Origin, schema: TableSchema) -> bool:
+    """Whether the target's `columns` have the Arrow types of `schema`, which has the shape of `origin`. They
+    differ if `types:` was changed, or if a later version of Penstock maps the Postgres type to another one.
+    """
+    pairs = zip(origin.columns.values(), schema.columns, strict=True)
+    return all(
+        known.target is None or columns.field(known.target).type == column.arrow_type
+        for known, column in pairs
+    )
 
 
 def plan_evolution(

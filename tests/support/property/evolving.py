@@ -176,7 +176,7 @@ class FollowingTarget:
         self, versions: list[TableSchema], now: CatalogShape
     ) -> tuple[Mapping[TableSchema, View], Evolution | None]:
         """Follow the changes as the pipeline does, with a catalog state from after all changes."""
-        views = same_views(self.origin, self.key, versions)
+        views = same_views(self.columns, self.key, self.origin, versions)
         if views is not None and self.origin.has_all_of(now.schema):
             return views, None
         evolution = plan_evolution(self.columns, self.key, self.origin, versions, now)

@@ -154,7 +154,7 @@ def test_S13_ignore_keeps_the_columns_and_knows_which_they_are() -> None:
     assert found.columns == target_of(FIRST).schema
     assert found.views[changed].names == {"id": "id", "a": "b"}
     assert found.views[changed].leaves_out
-    assert same_views(found.origin, found.key, [changed]) == {changed: found.views[changed]}
+    assert same_views(found.columns, found.key, found.origin, [changed]) == {changed: found.views[changed]}
     followed = replace(target_of(FIRST), origin=found.origin)
     with pytest.raises(ResyncRequired, match="not copied until now"):
         follow(
@@ -176,7 +176,7 @@ def test_S13_stop_stops() -> None:
 def test_S10_a_default_or_not_null_is_no_change_at_all() -> None:
     origin = Origin.of(FIRST)
     assert origin is not None
-    assert same_views(origin, ("id",), [FIRST, replace(FIRST)]) is not None
+    assert same_views(target_of(FIRST).schema, ("id",), origin, [FIRST, replace(FIRST)]) is not None
 
 
 def test_an_origin_is_read_as_it_was_written() -> None:

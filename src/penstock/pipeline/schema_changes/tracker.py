@@ -27,7 +27,7 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, CatalogTable
 from penstock.schema import TableName, TableSchema, is_routed
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.sinks.evolution import Evolution, ResyncRequired, same_views
+from penstock.sinks.evolution import Evolution, ResyncRequired, has_types, same_views
 from penstock.sinks.lineage import Origin, resolve_attnums
 from penstock.sinks.row_values import View
 from penstock.spool.reader import FileSlice, SpoolRange
@@ -227,7 +227,7 @@ class SchemaTracker:
         if rule.transform is not None or target.origin is None:
             _check_same(rule, target, versions)
             return changes
-        views = same_views(target.origin, target.key, versions)
+        views = same_views(target.schema, target.key, target.origin, versions)
         ahead = None if end is None else self.ahead(target, end)
         if (
             views is not None
@@ -267,7 +267,7 @@ class SchemaTracker:
             return self._follow_members(rule, target, changes)
         if rule.transform is not None or target.origin is None:
             return changes
-        views = same_views(target.origin, target.key, changes.schemas)
+        views = same_views(target.schema, target.key, target.origin, changes.schemas)
         return None if views is None else replace(changes, views=views)
 
     def _evolution(
@@ -314,7 +314,8 @@ class SchemaTracker:
                 return schema.oid == target.source_oid
         except (ResyncRequired, SchemaChangedError):
             return False
-        return schema.oid == target.source_oid and same_views(target.origin, target.key, [schema]) is not None
+        views = same_views(target.schema, target.key, target.origin, [schema])
+        return schema.oid == target.source_oid and views is not None
 
     def _is_current(
         self, rule: SchemaRule, target: Target, seen: TableSchema, shape: CatalogShape, *, is_idle: bool
@@ -364,9 +365,13 @@ class SchemaTracker:
 
 
 def matches_catalog(target: Target, origin: Origin, schema: TableSchema) -> bool:
-    """Whether the target has exactly the columns of the catalog's `schema`."""
+    """Whether the target has exactly the columns of the catalog's `schema`, with the same types."""
     names = {column.name: column.target for column in origin.columns.values()}
-    return origin.is_same(schema) and tuple(names.get(name) for name in schema.key) == target.key
+    return (
+        origin.is_same(schema)
+        and tuple(names.get(name) for name in schema.key) == target.key
+        and has_types(target.schema, origin, schema)
+    )
 
 
 def find_resync_reason(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
@@ -392,8 +397,8 @@ def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema
     if target.origin is None:
         if not all(_is_plain(target, version) for version in seen):
             raise _refused(rule, target, "it changed, and its target has no record of column numbers")
-    elif not all(target.origin.is_shape_of(version) for version in versions) or any(
-        version.key != target.key for version in seen
+    elif not all(target.origin.is_shape_of(version) for version in versions) or not all(
+        _is_plain(target, version) for version in seen
     ):
         raise _refused(rule, target, "its columns or its key changed, and a transform uses them")
 
