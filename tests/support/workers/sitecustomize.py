@@ -1,4 +1,4 @@
-"""Let Spark's Python workers import pyspark from its package instead of from `pyspark.zip`.
+"""Let Spark's Python workers start quickly: import pyspark from its package, and fork stream readers.
 
 Python runs this module at the start of every process that has this directory on its PYTHONPATH. Spark puts an
 archive of pyspark before everything else on the path of its workers. Python keeps no compiled modules of an
@@ -7,14 +7,21 @@ installed package holds the same files, with compiled modules beside them.
 
 Workers also invalidate the import caches before each task, and then read the directory of each archive again,
 which is a tenth of a second. So the finders of the archives are removed too.
+
+Spark starts a new process for the stream reader of each query. Its imports take half a second of CPU, which
+is most of what a short query needs. If `reader_server.py` runs, such a process asks it for a fork instead,
+which has all modules, and only passes signals on to it.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
+import os
 import sys
 
 _ARCHIVES = (".zip", ".jar")
+_STREAM_READER = ["-m", "pyspark.sql.streaming.python_streaming_source_runner"]
 
 
 def _installed(paths: list[str]) -> bool:
@@ -31,3 +38,6 @@ def use_installed_pyspark() -> None:
 
 
 use_installed_pyspark()
+
+if sys.orig_argv[-2:] == _STREAM_READER and "PENSTOCK_TEST_READER_SERVER" in os.environ:
+    importlib.import_module("reader_server").run_forked(os.environ["PENSTOCK_TEST_READER_SERVER"])
