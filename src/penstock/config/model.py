@@ -7,13 +7,15 @@ file is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from typing_extensions import override
 
 from penstock import storage
 from penstock.capture.settings import CaptureLimits, CaptureMethod, CaptureSettings, Confirm, PollingRules
@@ -100,6 +102,23 @@ class TypesConfig(Model):
     @property
     def policy(self) -> TypePolicy:
         return TypePolicy(self.numeric, self.on_unrepresentable)
+
+
+class _MatchingRules:
+    """The rules that match each table. They are found once for each table, because an epoch asks for several
+    settings of every table, and a pipeline may have a thousand rules.
+    """
+
+    def __init__(self, tables: tuple[TableRule, ...]) -> None:
+        self.tables = tables
+        self._found: dict[TableName, list[TableRule]] = {}
+
+    def of(self, name: TableName) -> list[TableRule]:
+        found = self._found.get(name)
+        if found is None:
+            routed = [rule for rule in self.tables if rule.route is not None and rule.route.into == name]
+            found = self._found[name] = routed or [rule for rule in self.tables if rule.selects(name)]
+        return found
 
 
 class PipelineConfig(Model):
@@ -353,8 +372,17 @@ class PipelineConfig(Model):
 
     def rules_of(self, name: TableName) -> list[TableRule]:
         """The rules that match a table of the pipeline. Of several that set a key, the last wins."""
-        routed = [rule for rule in self.tables if rule.route is not None and rule.route.into == name]
-        return routed or [rule for rule in self.tables if rule.selects(name)]
+        return self._matching_rules.of(name)
+
+    @cached_property
+    def _matching_rules(self) -> _MatchingRules:
+        return _MatchingRules(self.tables)
+
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("_matching_rules", None)  # the copy may have other rules
+        return copied
 
     def mode_of(self, name: TableName) -> Mode:
         said = next((rule.mode for rule in reversed(self.rules_of(name)) if rule.mode is not None), self.mode)

@@ -11,6 +11,7 @@ import yaml
 from penstock.capture.settings import CaptureSettings, Confirm
 from penstock.config.model import PipelineConfig, load_config
 from penstock.config.secrets import FileReference, Model
+from penstock.config.tables import TableRule
 from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.postgres.types.column import TypePolicy
@@ -55,6 +56,26 @@ def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None
         False,
         True,
     )
+
+
+def test_rules_of_a_table_are_matched_once_and_again_for_other_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = MINIMAL.replace("[public.orders]", "[public.*, {table: public.orders, mode: append}]")
+    config, orders, asked = _load(tmp_path, text), TableName("public", "orders"), list[TableName]()
+    selects = TableRule.selects
+
+    def counted(rule: TableRule, name: TableName) -> bool:
+        asked.append(name)
+        return selects(rule, name)
+
+    monkeypatch.setattr(TableRule, "selects", counted)
+    assert [config.mode_of(orders), config.schema_rule(orders).auto_resync] == [Mode.APPEND, False]
+    assert asked == [orders, orders], "once for each of the two rules"
+    plain = config.model_copy(update={"tables": config.tables[:1]})
+    assert plain.mode_of(orders) is Mode.MIRROR
+    assert config.mode_of(orders) is Mode.APPEND
+    assert config == _load(tmp_path, text), "a lookup changes nothing that is compared"
 
 
 def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
