@@ -149,7 +149,8 @@ class Mode(StrEnum):
         return (*key, VALID_FROM) if self is Mode.HISTORY else key
 
     def adds_only(self, counts: ChangeCounts) -> bool:
-        """Whether these changes only add rows to the target.
+        """Whether these changes only add rows to the target, one row for each change. Delta and Iceberg then
+        write the changes as they are, without the reduction of the mode in `fold.py`.
 
         Inserts into a mirror conflict with no row: right before the insert, the mirror equals the source,
         whose keys are unique.
