@@ -2,85 +2,23 @@
 
 from __future__ import annotations
 
-import struct
 from datetime import date, datetime
 from decimal import Decimal
 
 from penstock.errors import UnrepresentableError
 from tests.support.fix_pipeline import MirrorFactory
 from tests.support.fix_postgres import Database
-
-_POINT = struct.pack("<dd", 2.5, -1).hex().upper()
-
-_TYPES = """
-CREATE EXTENSION vector;
-CREATE TYPE colour AS ENUM ('red', 'dark blue');
-CREATE TYPE pair AS (a int, b text);
-CREATE DOMAIN price AS numeric(12,2);
-"""
-_LIKE_TEXT = """
-CREATE TYPE {0};
-CREATE FUNCTION {0}_in(cstring) RETURNS {0} LANGUAGE internal IMMUTABLE STRICT AS 'textin';
-CREATE FUNCTION {0}_out({0}) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
-CREATE TYPE {0} (INPUT = {0}_in, OUTPUT = {0}_out, STORAGE = extended, DELIMITER = ':');
-"""
-_COLUMNS = {
-    "b": ("bool", "true"),
-    "i": ("oid", "4294967295"),
-    "f": ("real", "'NaN'"),
-    "n": ("numeric(3,5)", "0.00123"),
-    "u": ("numeric", "'NaN'"),
-    "m": ("money", "'-$1,234.56'"),
-    "p": ("price", "1.005"),
-    "c": ("char(4)", "'ab'"),
-    "y": ("bytea", r"'\x00ff'"),
-    "d": ("date", "'1500-02-28'"),
-    "ts": ("timestamp", "'0001-01-01 00:00:00.000001'"),
-    "tz": ("timestamptz", "'1582-10-04 00:00:00+00'"),
-    "t": ("time", "'24:00'"),
-    "iv": ("interval", "'1 mon -1 day'"),
-    "j": ("jsonb", """'{"a": 1}'"""),
-    "r": ("int4range", "'[1,2)'"),
-    "g": ("point", "'(1,2)'"),
-    "e": ("colour", "'dark blue'"),
-    "k": ("pair", "'(1,x)'"),
-    "ia": ("int[]", "'{1,NULL,3}'"),
-    "ta": ("text[]", """'{"a,b",NULL,""}'"""),
-    "na": ("numeric(5,1)[]", "'{1.25}'"),
-    "da": ("date[]", "'{1500-02-28}'"),
-    "za": ("timestamptz[]", "'{2024-01-01 00:00:00+00}'"),
-    "md": ("int[]", "'{{1,2},{3,4}}'"),
-    "h": ("hstore", """'"a"=>"1", "b"=>NULL'"""),
-    "ha": ("hstore[]", """ARRAY['"a"=>"1"'::hstore, NULL, '']"""),
-    "v": ("vector(2)", "'[1,2.5]'"),
-    "sv": ("sparsevec", "'{1:1.5}/3'"),
-    "s": ("geometry", f"'0101000020E6100000{_POINT}'"),
-    "sa": ("geometry[]", f"'{{0101000000{_POINT}:NULL}}'"),
-}
+from tests.support.types.every_type import POINT, create_every, insert_every
 
 
 def test_every_type_reaches_the_target_by_both_roads(database: Database, mirror: MirrorFactory) -> None:
-    database.execute(_TYPES)
-    for name in ("hstore", "geometry"):
-        database.execute(_LIKE_TEXT.format(name))
-    declared = ", ".join(f"{name} {type_name}" for name, (type_name, _) in _COLUMNS.items())
-    database.execute(f"CREATE TABLE every (id int PRIMARY KEY, big hstore, {declared})")
-    database.execute(
-        "ALTER TABLE every ALTER big SET STORAGE EXTERNAL; CREATE TABLE by_list (k int[] PRIMARY KEY, v int)"
-    )
-    values = ", ".join(value for _, value in _COLUMNS.values())
-    big = "('\"big\"=>\"' || repeat('x', 5000) || '\"')::hstore"
-    database.execute(
-        f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(1, 3) n; "
-        "INSERT INTO every (id) VALUES (4)"
-    )
+    create_every(database)
+    insert_every(database, 1)
+    database.execute("CREATE TABLE by_list (k int[] PRIMARY KEY, v int)")
     database.execute("INSERT INTO by_list VALUES ('{1,2}', 1), ('{{1},{2}}', 1), ('{}', 1), ('[0:0]={1}', 1)")
     types = mirror()
     types.run_once()
-    database.execute(
-        f"INSERT INTO every SELECT n, {big}, {values} FROM generate_series(5, 7) n; "
-        "INSERT INTO every (id) VALUES (8)"
-    )
+    insert_every(database, 5)
     database.execute(
         'UPDATE every SET i = 7, h = \'"c"=>"d"\' WHERE id IN (1, 5); DELETE FROM every WHERE id IN (2, 6)'
     )
@@ -96,7 +34,7 @@ def test_every_type_reaches_the_target_by_both_roads(database: Database, mirror:
     assert repr({**by_snapshot, "id": 0}) == repr({**by_stream, "id": 0})
     assert by_stream["_exact"] == {"u": "NaN", "md": "{{1,2},{3,4}}"}
     assert by_stream["h"] == {"a": "1", "b": None}
-    assert by_stream["s"] == {"srid": 4326, "wkb": bytearray.fromhex("0101000000" + _POINT)}
+    assert by_stream["s"] == {"srid": 4326, "wkb": bytearray.fromhex("0101000000" + POINT)}
     assert (by_stream["d"], by_stream["da"]) == (date(1500, 2, 28), [date(1500, 2, 28)])
     assert by_stream["ts"] == datetime(1, 1, 1, 0, 0, 0, 1)  # noqa: DTZ001
     assert (by_stream["p"], by_stream["na"]) == (Decimal("1.01"), [Decimal("1.3")])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.pipeline.table_states import TableState
+from penstock.schema import TableName
 from tests.support.fix_pipeline import MirrorFactory
 from tests.support.fix_postgres import Database
+from tests.support.types.every_type import create_every, insert_every
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -42,3 +44,22 @@ def test_S07_a_table_that_cannot_be_resynced_fails_when_its_column_type_in_the_t
     assert "amount" in (status.reason or "")
     assert "penstock tables resync" in (status.remedy or "")
     assert {row.amount for row in lake.rows("public.prices")} == {"1.50"}
+
+
+@pytest.mark.parametrize("sink", ["delta", "iceberg", "postgres"])
+def test_S07_a_restart_with_the_same_types_resyncs_nothing(
+    database: Database, mirror_into: MirrorFactory, sink: str
+) -> None:
+    create_every(database)
+    insert_every(database, 1)
+    lake = mirror_into(sink)
+    copies = []
+    for first in (5, 9):
+        assert not lake.run_once().failed
+        copies.append(lake.open_sink().load_target(TableName("public", "every")))
+        insert_every(database, first)
+    before, after = copies
+    assert before is not None
+    assert after is not None
+    assert before.copy is not None
+    assert (after.copy, after.schema) == (before.copy, before.schema)
