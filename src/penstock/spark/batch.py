@@ -1,13 +1,15 @@
 """`spark.read`: the current rows of one table, read in parallel under one snapshot, with Spark's filters
 pushed down.
 
-A pushed condition may return more rows than its filter, never fewer, since Spark filters again. So only types
-with the same order and equality on both sides are pushed down; strings are compared by bytes, as in Spark.
-`IS NULL` is not pushed down: a value that the Spark type cannot hold is null in Spark, but not in Postgres.
+A pushed condition may select more rows than Spark's filter, because Spark filters the rows again, but never
+fewer. So only conditions on types with the same order and equality in Spark and Postgres are pushed down;
+strings are compared by bytes, as in Spark. `IS NULL` is not pushed down: a value that the Spark type cannot
+hold is null in Spark, but not in Postgres.
 
-Spark plans a batch in one short-lived process and reads it in others, so neither can hold the snapshot.
-Unless a single task reads everything, `penstock.spark.holder` holds it in a separate process. The rows have
-the columns of the stream's `snapshot` rows, but no position, since an ordinary snapshot has none.
+Spark plans a batch in one short-lived process and reads it in others, so none of them can hold the snapshot.
+Unless a single task reads a table without partitions, another process (`penstock.spark.holder`) holds the
+snapshot. The rows have the columns of the stream's `snapshot` rows, but no position: only a snapshot that is
+exported with a replication slot has one.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _TEXTS: Mapping[type[Filter], str] = {
 
 
 def translate_filter(filter: Filter, table: TableSchema) -> str | None:
-    """Return the SQL condition, or None if the filter cannot be pushed down."""
+    """Return the SQL condition for a Spark filter; None if the filter cannot be pushed down."""
     if isinstance(filter, Not):
         return _negated(filter.child, table)
     column = _column(getattr(filter, "attribute", ()), table)
@@ -113,10 +115,11 @@ def _column(path: ColumnPath, table: TableSchema) -> Column | None:
 
 
 class _Pushdown:
-    """`pushFilters` of the reader, used if Spark supports it and harmless otherwise.
+    """The reader's method `pushFilters`, in a form that hides from Spark that the reader overrides it.
 
-    With `spark.sql.python.filterPushdown.enabled` at its default, false, Spark refuses every reader that
-    overrides this method. It compares the `__func__` of the method with that of the base class.
+    While `spark.sql.python.filterPushdown.enabled` is false, its default, Spark rejects every reader that
+    overrides `pushFilters`. Spark recognises an override by comparing the method's `__func__` with that of
+    the base class. So `__func__` is here that of the base class.
     """
 
     def __get__(self, reader: CurrentRowsReader | None, owner: type | None = None) -> Any:
@@ -139,7 +142,9 @@ class _BoundPushdown:
 
 
 class CurrentRowsReader(DataSourceReader):
-    """Reads the current rows of one table. Spark plans with it in one process, and each task has a copy."""
+    """Reads the current rows of one table. Spark plans with this object in one process; each task has a copy
+    of it.
+    """
 
     pushFilters = _Pushdown()
 
@@ -155,9 +160,9 @@ class CurrentRowsReader(DataSourceReader):
         wanted = replace(self.table, columns=columns or self.table.columns[:1])
         chunks = self._chunks(settings, wanted)
         held = None
-        if len(chunks) > 1:
-            # Blocks filled between planning and snapshot would be missing in all chunks but the last: plan
-            # again under the snapshot.
+        if len(chunks) > 1 or any(chunk.heap_oid != self.table.oid for chunk in chunks):
+            # Plan again under the snapshot. The first plan lacks partitions that were added before the
+            # snapshot, and all blocks that a heap gained would be in its last chunk.
             held = hold_snapshot(settings.address, self._request.hold_seconds)
             chunks = self._chunks(settings, wanted)
         return [self._partition(settings.address, held, chunk, number) for number, chunk in enumerate(chunks)]

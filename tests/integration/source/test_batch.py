@@ -177,6 +177,21 @@ def test_small_table_needs_no_holder_and_can_be_read_again_at_any_time(source: C
     assert len(frame.rdd.collect()) == 4
 
 
+def test_a_partition_that_is_created_after_planning_is_part_of_no_row(source: ChangeSource) -> None:
+    """A task that reads the only partition later would find half of a transaction."""
+    source.database.execute(
+        "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+        "CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10); INSERT INTO parted VALUES (1)"
+    )
+    rows = read(source, table="public.parted").select("id").rdd
+    assert rows.getNumPartitions() == 1
+    source.database.execute(
+        "CREATE TABLE high PARTITION OF parted FOR VALUES FROM (10) TO (20); "
+        "INSERT INTO parted VALUES (2), (12)"
+    )
+    assert [row.id for row in rows.collect()] == [1]
+
+
 def test_several_tables_cannot_be_read_at_once(source: ChangeSource) -> None:
     with pytest.raises(PySparkException, match="PEN-1001"):
         read(source, table="", tables="public.*").collect()
