@@ -1,8 +1,8 @@
 """The sink contract: targets, snapshots, epochs and maintenance.
 
 A sink commits a table's data and its applied position in one commit. The target itself stores the position;
-`Target.applied` is loaded from it. All methods run in the driver. `apply` may run for different tables in
-different threads at the same time.
+`Target.applied` is loaded from it. All methods run in the driver. Several threads may call `apply` at the
+same time, each for another table.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _TIMES = 10
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceSettings:
-    """Maintenance of Delta tables."""
+    """The limits at which maintenance of Delta tables is due, and the retention."""
 
     compact_after: int = 64
     """Number of small files at which they are compacted; 0 disables all compaction."""
     checkpoint_after: int = 50
-    """Commits between Delta checkpoints; 0: no checkpoints."""
+    """Number of commits after which maintenance writes a Delta checkpoint; 0: never."""
     keep_seconds: float | None = 7 * 86400.0
     """Age after which files and versions are removed; None: nothing is removed."""
     versions: int = 20_000
@@ -64,8 +64,8 @@ class MaintenanceSettings:
 
 
 class Cooldown:
-    """Pause after each run of a task for ten times the duration of the run. The task is then active at most a
-    tenth of the time, whatever the size of the table.
+    """A pause after each run of a task, ten times as long as the run. The task therefore runs at most a tenth
+    of the time, whatever the size of the table.
     """
 
     def __init__(self) -> None:
@@ -87,15 +87,15 @@ class Cooldown:
 
 
 SHADOWS = "penstock_shadows"
-"""Directory or namespace of the shadows that resyncs fill. It contains a directory or namespace for each
-pipeline.
+"""Directory or namespace of the shadows that resyncs fill. Each pipeline has its own directory or namespace
+in it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """The state of a target table, loaded from the target: its columns, its applied position, and the source
-    column of each of its columns.
+    column of each target column.
     """
 
     table: TableName
@@ -103,31 +103,31 @@ class Target:
     key: tuple[str, ...]
     schema: pa.Schema
     applied: Position | None
-    """None if the table is not a complete copy of the source, for example because its first snapshot did not
-    finish.
+    """The applied position; None if the table is not a complete copy of the source, for example because its
+    first snapshot did not finish.
     """
     mode: Mode = Mode.MIRROR
     origin: Origin | None = None
-    """The source column of each column; None if not recorded."""
+    """The source column of each target column; None if the target does not record them."""
     copy: str | None = None
-    """Identifies the snapshot that filled the table; None if not recorded. A resync replaces the rows and
-    this value together.
+    """An identifier of the snapshot that filled the table; None if the target does not record it. A resync
+    replaces the rows and this identifier together.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlace:
-    """Directory, file names and columns of the data files that executors write, for a snapshot or an epoch.
-    Sent to the executors.
+    """The directory, the name prefix and the columns of the data files that executors write for a snapshot or
+    an epoch. Sent to the executors.
     """
 
     directory: str
     schema: pa.Schema
-    """The columns under the names used in the files, which may differ from the table's."""
+    """The columns of the files. Their names may differ from the column names of the table."""
     prefix: str
     values: tuple[tuple[str, str | int | bool | None], ...] = ()
-    """Columns with one value for all rows: name in `schema`, and value. The rows to write contain all other
-    columns. A timestamp is given as ISO 8601 text.
+    """The columns that have the same value in all rows: each with its name in `schema`, and the value. The
+    rows that are passed for writing lack these columns. A timestamp is given as ISO 8601 text.
     """
 
 
@@ -162,21 +162,21 @@ class ChangedRows:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """The changes of one table in an epoch: those after its applied position, up to the end of the epoch."""
+    """The changes of one table in an epoch: all changes after the table's applied position, up to the end of
+    the epoch.
+    """
 
     table: TableName
     slices: Sequence[FileSlice]
     counts: ChangeCounts
     views: Mapping[TableSchema, View] = field(default_factory=dict)
-    """Maps the changes of each schema version to the columns of the target; empty if all changes have these
-    columns.
+    """For each schema version, the `View` that maps its changes to the columns of the target. Empty if all
+    changes already have the target's columns.
     """
     evolution: Evolution | None = None
-    """The schema change that the target must apply in the same commit as these changes."""
+    """The schema change that the target must apply in the same commit as these changes, if any."""
     alterations: Sequence[Alteration] = ()
-    """The schema changes of tables during the epoch as the event trigger reported them, including those of
-    other tables.
-    """
+    """The schema changes that the event trigger reported, of this table and of other tables."""
 
     @property
     def schemas(self) -> list[TableSchema]:
@@ -190,10 +190,10 @@ ChunkWriter = Callable[
     [Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]
 ]
 """Function that writes the rows of a chunk to the target. Arguments: the rows, the place, the number of the
-chunk, and the fence at which the chunk is read.
+chunk, and the fence at which the chunk is read. Runs on an executor.
 
 Returns the written file and the fence of its rows. If an earlier attempt has already written the chunk, the
-rows are not read, and the file and the fence are those of that attempt. Runs on an executor.
+function does not read the rows, and returns the file and the fence of that attempt.
 """
 
 
@@ -201,9 +201,10 @@ def rewound_error(
     place: str, table: TableName, applied: Position | None, known: Position
 ) -> TargetRewoundError:
     """The error for a target that lacks changes that were already applied to it: it was dropped, replaced or
-    restored to an older version.
+    restored to an older version. `applied` is the position that the target has now, `known` the position that
+    it had before.
 
-    These changes may no longer be in the spool, so the table needs a resync.
+    The missing changes may no longer be in the spool, so the table needs a resync.
     """
     holds = (
         "does not exist, or its first snapshot did not finish"
@@ -216,13 +217,21 @@ def rewound_error(
     )
 
 
+def irreplaceable_error(place: object) -> TargetRewoundError:
+    """The error for a target that its resynced copy cannot replace, because one of the two does not exist."""
+    return TargetRewoundError(
+        f"{place} cannot be replaced by the resynced copy: the table or the copy does not exist",
+        hint="restart the pipeline to copy the table again",
+    )
+
+
 class Targets(ABC):
     """The operations of a sink that need no Spark and write no data."""
 
     @abstractmethod
     def load_target(self, table: TableName) -> Target | None:
-        """Load the state of a target; None if the table does not exist. Raises `TargetForeignError` if this
-        pipeline does not own the table.
+        """Load the state of a target. Returns None if the table does not exist. Raises `TargetForeignError`
+        if this pipeline does not own the table.
         """
 
     @abstractmethod
@@ -247,13 +256,13 @@ class Sink(Targets):
     @abstractmethod
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         """Create the table if it is missing, and remove files of an unfinished snapshot. Returns the place
-        for the snapshot's files. Idempotent.
+        for the files of the new snapshot. Idempotent.
         """
 
     @property
     def chunk_writer(self) -> ChunkWriter | None:
-        """The function with which executors write the chunks of a snapshot. None: they write Parquet files to
-        the directory of the `SnapshotPlace`.
+        """The function with which executors write the chunks of a snapshot. None if they write Parquet files
+        to the directory of the `SnapshotPlace`.
         """
         return None
 
@@ -266,8 +275,8 @@ class Sink(Targets):
     def can_resume_snapshot(
         self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
     ) -> bool:
-        """Whether an unfinished snapshot at `place` can continue: the table has no applied position yet, and
-        `files` are unchanged.
+        """Whether an unfinished snapshot at `place` can continue. It can if the table has no applied
+        position, and the files that were already written (`files`) are unchanged.
         """
 
     @abstractmethod
@@ -280,11 +289,11 @@ class Sink(Targets):
     def repair_snapshot(
         self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
     ) -> None:
-        """Fill the table with `files`, replace the rows in `changed`, and set the applied position to
-        `fence`.
+        """Fill the table with `files`, make the repair that `changed` describes, and set the applied position
+        to `fence`.
 
-        The replacement and the position are one commit. Until that commit the table has no applied position,
-        and the call can be repeated with other `changed` rows.
+        The repair and the position are one commit. Until that commit the table has no applied position, and
+        the caller may repeat the call with another `changed`.
         """
 
     @abstractmethod
@@ -292,11 +301,11 @@ class Sink(Targets):
         """Remove the table and its content."""
 
     def adopt(self, schema: TableSchema) -> bool:
-        """Take over a table that this pipeline did not create. Its rows stay until a complete copy replaces
-        them. Until then it has no applied position.
+        """Take over a table that this pipeline did not create. The table keeps its rows, and has no applied
+        position, until a complete copy of the source replaces the rows.
 
         Returns True if a resync has to replace the rows (see `replace`), False if `finish_snapshot` replaces
-        them. Raises if the columns do not fit.
+        them. Raises an error if the columns of the table do not fit those of the source.
         """
         raise SinkRefusedError(
             f"{self.describe(schema.name)} cannot be adopted in this kind of sink",
@@ -313,18 +322,18 @@ class Sink(Targets):
 
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Replace the content of the table by its copy in `shadow`, a sink of the same kind, and set the
-        applied position, in one commit.
+        """Replace the content of the table by the copy in `shadow`, a sink of the same kind, and set the
+        applied position to `position`, in one commit.
 
-        After a crash, the replacement was committed if and only if the table has the `Target.copy` of the
-        shadow and is at `position`.
+        After a crash, the commit was made if and only if the table has the `Target.copy` of the shadow and is
+        at `position`.
         """
 
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
-        """Do the slow part of `replace` in advance. The shadow may still receive changes; the table is not
-        changed.
+        """Do the slow part of `replace` in advance, without changing the table. The shadow may receive more
+        changes afterwards.
 
-        Called by the snapshot thread while epochs are applied, possibly more than once.
+        The snapshot thread calls this while epochs are applied, possibly more than once.
         """
         del table, shadow
 
@@ -336,7 +345,9 @@ class Sink(Targets):
 
     @abstractmethod
     def shadow(self, copy: str) -> Sink:
-        """A sink of the same kind for the shadows of resyncs. `copy` is a name for this set of shadows."""
+        """Return a sink of the same kind that writes to the shadows of resyncs. `copy` is a name for this set
+        of shadows.
+        """
 
     @abstractmethod
     def drop_shadows(self) -> None:
@@ -344,8 +355,8 @@ class Sink(Targets):
 
     @abstractmethod
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """The newest version of the table without changes of this pipeline after `position`; None if that
-        version no longer exists.
+        """The newest version of the table in which this pipeline has applied no change after `position`; None
+        if that version no longer exists.
         """
 
     @abstractmethod
@@ -355,8 +366,8 @@ class Sink(Targets):
         """
 
     def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
-        """Read the same rows as `read`, but in this process and without Spark. None: the rows exceed the
-        limit, or only Spark can read them.
+        """Read the same rows as `read`, but in this process and without Spark. Returns None if the rows
+        exceed `limit_bytes`, or if only Spark can read them.
         """
         del table, version, limit_bytes
         return None
@@ -370,20 +381,20 @@ class Sink(Targets):
         """
 
     def slow_warning(self, table: TableName) -> PenstockError | None:
-        """A warning with the reason why the last epoch of this table was slow; None if it was not."""
+        """A warning with the reason why the last epoch of this table was slow; None if it was not slow."""
         del table
         return None
 
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
-        """The positions at which commits of these changes should end; the last is `end`. See
-        `apply_in_steps`.
+        """Divide the changes in `slices` into commits. Returns the end position of each commit, in ascending
+        order; the last one is `end`. See `apply_in_steps`.
         """
         del slices
         return [end]
 
     def needs_earlier_changes(self, changes: TableChanges) -> bool:
-        """Whether the sink may need values of the epoch's earlier changes to apply a part of an epoch. If so,
-        each part passed to `apply` begins with the first change of the epoch.
+        """Whether the sink may need values from earlier changes of the epoch to apply a later part of it. If
+        so, each part that is passed to `apply` begins with the first change of the epoch.
         """
         del changes
         return False
@@ -398,17 +409,19 @@ class Sink(Targets):
         return {}
 
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
-        """Whether the target's columns can be changed in place; otherwise the table is resynced. Called right
-        before `apply`.
+        """Whether the sink can change the columns of the existing target as `evolution` plans. If not, the
+        pipeline resyncs the table. Called right before `apply`.
         """
         del target, evolution
         return False
 
     def maintain(self, table: TableName) -> None:
-        """Do the maintenance that is due; return quickly if none is. Rows and positions do not change.
+        """Do the maintenance that is due; return quickly if none is due. Maintenance changes no row and no
+        position.
 
-        One thread calls it repeatedly for every streaming table while epochs are applied. It must not delay
-        epochs or make them fail. The caller logs its errors. The process may be stopped at any point of it.
+        One thread calls this method repeatedly for every streaming table, while epochs are applied. The
+        method must not delay epochs or make them fail. The caller logs the errors that the method raises. The
+        process may be stopped at any point of it.
         """
         del table
 
@@ -471,7 +484,7 @@ SCRATCH = "penstock_scratch"
 READS = "penstock_reads"
 RESERVED = frozenset({EPOCHS, DEAD_LETTERS, SNAPSHOTS, SCRATCH, READS, SHADOWS})
 """Names of Penstock's directories in the target, which are next to the directories of schemas. A source
-schema with such a name is rejected, because both would share a directory.
+schema with such a name is rejected, because its tables would be in one of these directories.
 """
 
 
@@ -488,7 +501,7 @@ def reserved_schema(table: TableName) -> UnsupportedTableError | None:
 
 
 def directory_name(name: str) -> str:
-    """The directory name for the name of a schema or table, different for different names. The escape
+    """The directory name of a schema or table. Different names have different directory names. The escape
     character is a tilde, because delta-rs decodes percent signs in paths.
     """
     escaped = quote(name, safe=" ").replace("~", "~7E").replace("%", "~")

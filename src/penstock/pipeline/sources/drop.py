@@ -1,8 +1,9 @@
 """Remove what a pipeline created at its source: slot, publication, event trigger, change table.
 
-Only objects that no other pipeline uses are dropped. A slot with other consumers, a publication named in the
-configuration, and an event trigger while other slots exist are kept and reported. Targets and state are not
-changed. Without its slot the pipeline cannot continue; it can only start from a new snapshot.
+Only objects that no other pipeline uses are dropped. Objects that may have other users are kept and reported:
+a slot with other consumers, a publication named in the configuration, and an event trigger if other slots
+exist. Targets and state are not changed. Without its slot the pipeline cannot continue; it can only start
+from a new snapshot.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from penstock.storage.locks import is_locked_by_jvm
 
 @dataclass(frozen=True, slots=True)
 class DropPlan:
-    """The objects to drop, and those to keep with the reason."""
+    """The objects to drop, and the objects to keep, each of these with the reason."""
 
     slot: str | None = None
     publication: str | None = None
@@ -51,7 +52,9 @@ class DropPlan:
 
 
 def plan_drop(config: PipelineConfig) -> DropPlan:
-    """Inspect the source. Raises an error if a run, a capture or another reader of the slot is active."""
+    """Inspect the source, and plan what to drop. Raises an error if a run, a capture or another reader of the
+    slot is active.
+    """
     _check_stopped(config)
     others = [each.name for each in inspect_consumers(config.spool) if each.name != config.pipeline]
     with connect(config.source.address()) as connection:
@@ -75,7 +78,8 @@ def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
             drop_publication(connection, plan.publication)
         if plan.trigger:
             drop_trigger(connection)
-        if plan.changes is not None and _is_unread(connection, plan.changes):
+        if plan.changes is not None:
+            _take_lease(connection, plan.changes)
             remove(connection, plan.changes)
 
 
@@ -122,24 +126,24 @@ def _change_table(
         )
     elif not found.is_ours:
         kept.append(f"change table {config.slot}: it belongs to {found.owner}")
-    elif _is_unread(connection, config.slot):
+    else:
+        _take_lease(connection, config.slot)
         return config.slot
     return None
 
 
-def _is_unread(connection: Connection, schema: str) -> bool:
-    """Whether the change table exists and is not read. Raises an error if another process reads it; otherwise
-    holds its lease until this session ends.
+def _take_lease(connection: Connection, schema: str) -> None:
+    """Take the lease of the change table, which lasts until this session ends. Raises an error if another
+    process reads the change table.
     """
     holder = ChangeTable(connection, schema).take_lease()
     if holder is not None:
         hint = "stop it, then run the command again"
         raise SlotBusyError(f"another process reads the change table {schema}: {holder}", hint=hint)
-    return True
 
 
 def _is_idle(connection: Connection, name: str) -> bool:
-    """Whether the slot exists. Raises an error if it is being read."""
+    """Whether the slot exists. Raises an error if a process is reading it."""
     found = inspect_slot(connection, name)
     if found is not None and found.reader is not None:
         check_idle(found)

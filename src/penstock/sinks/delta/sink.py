@@ -1,14 +1,14 @@
 """`DeltaSink`: targets as Delta tables, one directory each.
 
-Each commit has the data and the position, as the version of the table's transaction id. A snapshot is one
-commit of files that executors wrote. An epoch is one commit (`delta/epoch.py`), or, for tables with features
-that our own commits do not support, one commit by Spark (`delta/spark_merge.py`). An epoch always commits and
-moves the position, even if it changes no row.
+Each commit has the data and the position, which is the version of the table's transaction id. A snapshot is
+one commit of files that executors wrote. An epoch is one commit (`delta/epoch.py`). If a table has features
+that Penstock's own commits do not support, Spark makes that commit (`delta/spark_merge.py`). An epoch always
+commits and moves the position, even if it changes no row.
 
-Before each epoch the table's own position is loaded, and changes up to it are left out, so a repeated or
+Before each epoch the position is loaded from the table, and changes up to it are left out. So a repeated or
 older epoch changes nothing. If the position is lower than before, the table was dropped or restored, and
-nothing is written. A commit names its version. If another writer has made that version, the table is loaded
-and the epoch planned again.
+nothing is written. A commit names its version. If another writer has made that version, the epoch is planned
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from penstock.errors import (
     SinkRefusedError,
     SlowTableError,
     TableRewrittenError,
-    TargetRewoundError,
 )
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
@@ -49,6 +48,7 @@ from penstock.sinks.base import (
     TableChanges,
     Target,
     check_changes,
+    irreplaceable_error,
     rewound_error,
 )
 from penstock.sinks.dataframes import load_changes
@@ -122,7 +122,7 @@ class DeltaSink(DeltaTargets, Sink):
         *,
         original: DeltaTargets | None = None,
     ) -> None:
-        """`original`: for a sink of resync copies, the tables that they will replace."""
+        """`original`: for a sink of shadows, the targets that the shadows will replace."""
         super().__init__(root, pipeline)
         self._spark = spark
         self._mode_of = mode_of
@@ -207,7 +207,7 @@ class DeltaSink(DeltaTargets, Sink):
     ) -> None:
         path, application = self.path(schema.name), self._application(schema.name)
         self._check_empty(schema.name)
-        # An earlier attempt may have failed after this commit.
+        # An earlier attempt may have added the files, and failed afterwards.
         if not {path / file.name for file in files} & active_files(path):
             adopt_files(path, application, files, Position.ZERO)
         layout = self._layout(schema)
@@ -257,10 +257,7 @@ class DeltaSink(DeltaTargets, Sink):
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         found, mine = shadow.load_target(table), self.load_target(table)
         if not isinstance(shadow, DeltaSink) or found is None or mine is None:
-            raise TargetRewoundError(
-                f"{self.path(table)} no longer exists, so it cannot be replaced by the resynced copy",
-                hint="restart the pipeline to copy the table again",
-            )
+            raise irreplaceable_error(self.path(table))
         with self._commit_lock(table):
             DeltaSwap(self.path(table), shadow.path(table), self._application(table), mine, found).make(
                 self._session_at, position
@@ -271,7 +268,7 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
         if isinstance(shadow, DeltaSink):
-            with suppress(Unsupported):  # then Delta rewrites the rows
+            with suppress(Unsupported):  # then Delta rewrites the rows in `replace`
                 link_files(self.path(table), shadow.path(table))
 
     @override
@@ -321,13 +318,13 @@ class DeltaSink(DeltaTargets, Sink):
         )
 
     def _commit_lock(self, table: TableName) -> threading.Lock:
-        """Serialises commits to the table between epochs and maintenance, which holds it for milliseconds."""
+        """The lock that keeps an epoch and maintenance from committing to the table at the same time.
+        Maintenance holds it only for milliseconds.
+        """
         return self._commit_locks.setdefault(table, threading.Lock())
 
     def _check_empty(self, table: TableName) -> None:
-        """Raise if the table has a position. Adding a snapshot to a complete copy would duplicate
-        every row.
-        """
+        """Raise if the table has a position, because adding a snapshot would then duplicate every row."""
         if load_applied(self.path(table), self._application(table)) is not None:
             raise TableRewrittenError(
                 f"{self.path(table)} was filled by another writer; the snapshot starts again"
@@ -384,8 +381,8 @@ class DeltaSink(DeltaTargets, Sink):
         state: DeltaState | None,
         end: Position,
     ) -> bool:
-        """Plan and make one commit that brings the table to `end`. False: another writer committed first, and
-        nothing was changed.
+        """Plan and make one commit that brings the table to `end`. Returns False if another writer committed
+        first and nothing was changed.
         """
         path, application = self.path(target.table), self._application(target.table)
         layout = Layout(target.schema, target.key, target.mode)
@@ -444,8 +441,8 @@ class DeltaSink(DeltaTargets, Sink):
     def _fall_back_to_merge(
         self, table: TableName, layout: Layout, reason: Unsupported, *, is_plain: bool = True
     ) -> None:
-        """Raise unless Spark's MERGE supports the epoch: a mirror with a key, and changes with exactly its
-        columns. Otherwise warn that it is slow.
+        """Raise unless Spark's MERGE supports the epoch: the table must be a mirror with a key, and the
+        changes must have exactly its columns. If it does, record a warning that MERGE is slow.
         """
         if layout.mode.adds_columns or not layout.key or not is_plain:
             raise SinkRefusedError(
@@ -525,7 +522,7 @@ class DeltaSink(DeltaTargets, Sink):
         return self._sessions.at(self._application(table), position)
 
     def _checked_position(self, target: Target, applied: Position | None) -> Position:
-        """The table's own position. Raises if it is lower than before."""
+        """Return `applied`, the table's position. Raises if the position was higher before."""
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
             raise rewound_error(str(self.path(target.table)), target.table, applied, known)

@@ -1,7 +1,7 @@
 """`IcebergSink`: targets as tables in an Iceberg catalog of Spark.
 
-Each commit has the data and the position, which is in the summary of the snapshot. It succeeds only if the
-table has not changed since its position was read (`iceberg/catalog.py`). Repeated and older epochs are
+Each commit has the data and the position, which is in the summary of the Iceberg snapshot. It succeeds only
+if the table has not changed since its position was read (`iceberg/catalog.py`). Repeated and older epochs are
 detected before the commit. A snapshot of the source is one commit of files that executors wrote. An epoch is
 one commit of a data file and an equality delete file, so its cost depends on the changes and not on the
 table. An epoch of inserts is an append; one that empties the table is an overwrite. Equality deletes slow
@@ -39,6 +39,7 @@ from penstock.sinks.base import (
     TableChanges,
     Target,
     check_changes,
+    irreplaceable_error,
     rewound_error,
 )
 from penstock.sinks.dataframes import quoted
@@ -109,7 +110,7 @@ class IcebergSink(Sink):
         *,
         original: IcebergSink | None = None,
     ) -> None:
-        """`original`: for a sink of resync copies, the sink of the tables that they will replace."""
+        """`original`: for a sink of shadows, the sink of the tables that the shadows will replace."""
         self._original = original
         self._spark = spark
         self._place = place
@@ -122,7 +123,7 @@ class IcebergSink(Sink):
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
         self._commit_locks: dict[TableName, Lock] = {}
-        """Held during a commit to a table, so that rewrites and epochs do not conflict."""
+        """The lock of each table. It is held during a commit, so that rewrites and epochs do not conflict."""
 
     def identifier(self, table: TableName) -> tuple[str, ...]:
         return identifier(self._place.namespace, table)
@@ -172,7 +173,9 @@ class IcebergSink(Sink):
         )
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
-        """The state of a loaded table. Raises for a foreign owner before any other problem with the table."""
+        """The state of a loaded table. Raises `TargetForeignError` if this pipeline does not own the table.
+        This check comes before the checks for other problems with the table.
+        """
         applied = find_applied(loaded.ancestors(), loaded.properties)
         target = owned_target(table, self.describe(table), self._pipeline, loaded.properties, applied)
         if loaded.problem is not None:
@@ -313,7 +316,9 @@ class IcebergSink(Sink):
         return self._file_names(table, "files") == {file.name for file in files if file.rows}
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
-        """Remove files of failed attempts to write chunks. Files of older versions of the table are kept."""
+        """Remove files of failed attempts to write chunks. Files in `current`, and files of older versions of
+        the table, are kept.
+        """
         found = {path.name: path for path in storage.list_paths(loaded.directory, _FILES)}
         if found.keys() <= set(current):
             return
@@ -391,7 +396,7 @@ class IcebergSink(Sink):
         if not found.schema.equals(target.schema):
             return bool(
                 found.schema.equals(evolution.columns)
-            )  # the commit succeeded, but its reply was lost
+            )  # an earlier commit succeeded, but its reply was lost
         try:
             check_names(Layout(evolution.columns, evolution.key, target.mode), self.describe(target.table))
             return bool(self._evolved(loaded, evolution, target.mode))
@@ -449,7 +454,7 @@ class IcebergSink(Sink):
         loaded = self._loaded(schema.name)
         check_names(layout, place)
         check_adoptable(loaded, layout, place)
-        # Commit on top, so that the position stored by another pipeline is not taken for this pipeline's.
+        # Add a snapshot without a position, because that of another pipeline must not count for this one.
         properties = identity_properties(self._pipeline, layout, schema.oid, None)
         self._commit(loaded, TableChange(properties=properties), Position.ZERO)
         self._remember(schema.name, None)
@@ -466,10 +471,7 @@ class IcebergSink(Sink):
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         found, former = shadow.load_target(table), self._catalog.load(self.identifier(table))
         if not isinstance(shadow, IcebergSink) or found is None or former is None:
-            raise TargetRewoundError(
-                f"{self.describe(table)} no longer exists, so it cannot be replaced by the resynced copy",
-                hint="restart the pipeline to copy the table again",
-            )
+            raise irreplaceable_error(self.describe(table))
         self._target(table, former)
         identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
         properties = table_properties(self._place, former, {**identity, COPY: found.copy or ""})
@@ -523,7 +525,7 @@ class IcebergSink(Sink):
 
     def _forget_links(self, namespace: Sequence[str], table: str) -> None:
         """Remove the hard links to the files of a shadow that an earlier run left, before the shadow is
-        dropped. Its name is `<shadows>.<copy>.<schema>.<table>`.
+        dropped. The shadow's name is `<shadows>.<copy>.<schema>.<table>`.
         """
         below = tuple(namespace)[len(self._shadows()) + 2 :]
         with suppress(PenstockError, OSError):  # an unreadable table is reported elsewhere

@@ -1,9 +1,9 @@
 """`ParquetSink`: change logs as plain Parquet files, one directory per table, readable by any engine.
 
-A log is append-only. An epoch is written to a hidden directory, which is then renamed to a name with the
-position: that commits data and position together. The chunks of a snapshot, whose rows are changes of type
-`snapshot`, form one such directory, named after the fence. The applied position is the greatest position in
-the directory names.
+A log is append-only. An epoch is written to a hidden directory. Renaming this directory to a name that
+contains the position commits data and position together. The chunks of a snapshot, whose rows are changes of
+type `snapshot`, are in one such directory, named after the fence. The applied position is the greatest
+position in the directory names.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from penstock.sinks.base import (
     SnapshotPlace,
     TableChanges,
     Target,
+    irreplaceable_error,
     rewound_error,
 )
 from penstock.sinks.executors import Executors, are_light
@@ -97,7 +98,7 @@ class ParquetSink(ParquetTargets, Sink):
         save_table(path, replace(begun, counts=False))
         _remove(path, lambda name: name.startswith((_HIDDEN, POSITION)))
         storage.ensure_directory(copy, shared=True)
-        # Readers of a log without changes find its columns here.
+        # A file without rows, from which readers of a log without changes learn its columns.
         pq.write_table(layout.schema.empty_table(), copy / _SHAPE)
         storage.sync_file(copy / _SHAPE)
         storage.sync_directories([copy, path, *path.parents[:2]])
@@ -130,7 +131,7 @@ class ParquetSink(ParquetTargets, Sink):
         self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position
     ) -> None:
         copy = self._copy(schema)
-        # Repaired chunks have separate names, because a failed attempt must not change the original ones.
+        # Repaired chunks get new file names, because a failed attempt must not change the original files.
         layout = _layout(LogTable.of(self._pipeline, schema, copy.name))
         place = SnapshotPlace(str(copy), layout.schema, f"repaired-{fence.value:016X}")
         chunks: list[str | None] = [*(file.name for file in files if file.rows), None]
@@ -140,7 +141,9 @@ class ParquetSink(ParquetTargets, Sink):
         self._publish_copy(schema.name, copy, self._executors.run(repair_chunk, tasks), fence)
 
     def _copy(self, schema: TableSchema) -> Path:
-        """The directory of an unfinished snapshot. Raises if another writer has finished or removed it."""
+        """The directory of an unfinished snapshot. Raises `TableRewrittenError` if another writer has
+        finished or removed the snapshot.
+        """
         path = self.path(schema.name)
         found = load_table(path)
         if (
@@ -187,10 +190,11 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Exchange the directories. Between the two renames there is no table for a moment.
+        """Replace the directory of the table by that of the resynced copy. Between the two renames, the table
+        does not exist for a moment.
 
-        The old directory is moved beside the resynced copy and then deleted. If this run dies before that,
-        the next run deletes it.
+        The first rename moves the old directory beside the resynced copy, where it is then deleted. If the
+        process ends before that, the next run deletes it.
         """
         path = self.path(table)
         if (
@@ -198,10 +202,7 @@ class ParquetSink(ParquetTargets, Sink):
             or self.load_target(table) is None
             or shadow.load_target(table) is None
         ):
-            raise TargetRewoundError(
-                f"{path} no longer exists, so it cannot be replaced by the resynced copy",
-                hint="restart the pipeline to copy the table again",
-            )
+            raise irreplaceable_error(path)
         other = shadow.path(table)
         if load_positions(other)[-1] < position:
             self._add(other, position, None)
@@ -283,7 +284,7 @@ class ParquetSink(ParquetTargets, Sink):
         tasks = [] if task is None else [task(str(directory))]
         light = all(are_light(each.slices) for each in tasks)
         written = self._executors.run(write_epoch, tasks, light=light) if tasks else []
-        # Leave out files of failed or abandoned attempts.
+        # Remove files of failed or abandoned attempts.
         wanted = {file.name for file in written if file.rows}
         _remove(directory, lambda name: name not in wanted)
         _publish(directory, end)

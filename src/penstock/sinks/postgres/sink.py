@@ -1,12 +1,13 @@
 """`PostgresSink`: targets as tables of another Postgres database, with the source's own types.
 
 Data and position are written in one transaction; the position is a row of `penstock.applied`. An epoch is one
-task on an executor and one transaction (`postgres/epoch.py`). The chunks of a snapshot are transactions into
-a staging table, which replaces the table in the transaction that also records the fence
-(`postgres/snapshot.py`).
+task on an executor and one transaction (`postgres/epoch.py`). Each chunk of a snapshot is copied into a
+staging table in its own transaction. Then the staging table replaces the target table, in the transaction
+that also records the fence (`postgres/snapshot.py`).
 
-Values keep the source's text (`TypePolicy.form`), so every value fits its column, and there is no `_exact`.
-The position is read before each epoch; it also shows whether a commit succeeded if its reply was lost.
+Values keep the source's text (`TypePolicy.form`), so every value fits its column, and the target needs no
+`_exact`. The position is read before each epoch; it also shows whether a commit succeeded if its reply was
+lost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from penstock.errors import (
     SinkError,
     TableRewrittenError,
     TargetForeignError,
-    TargetRewoundError,
 )
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
@@ -63,6 +63,7 @@ from penstock.sinks.base import (
     SnapshotPlace,
     TableChanges,
     Target,
+    irreplaceable_error,
     rewound_error,
 )
 from penstock.sinks.evolution import Evolution
@@ -207,7 +208,7 @@ class PostgresSink(PostgresTargets, Sink):
         self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None
     ) -> FinishTask:
         """The task that finishes a snapshot. An earlier attempt may have succeeded although its reply was
-        lost, so a repeated attempt gets the same task.
+        lost, so a repeated attempt gets the same staging table.
         """
         name, place = schema.name, self.place(schema.name)
         record = self.find_record(name)
@@ -295,10 +296,7 @@ class PostgresSink(PostgresTargets, Sink):
             or mine is None
             or (found := shadow.find_record(table)) is None
         ):
-            raise TargetRewoundError(
-                f"{self.describe(table)} no longer exists, so it cannot be replaced by the resynced copy",
-                hint="restart the pipeline to copy the table again",
-            )
+            raise irreplaceable_error(self.describe(table))
         identity = Layout(source_columns(found.columns), found.key, Mode(found.mode)).identity
         place, other = self.place(table), shadow.place(table)
         with target_transaction(self._address, f"replacing {self.describe(table)}") as connection:
@@ -336,7 +334,7 @@ class PostgresSink(PostgresTargets, Sink):
 
     @override
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """There is only the current version."""
+        """Return the current position if it is at or before `position`. A table has no older versions."""
         record = self.find_record(table)
         return (
             record.position.value
@@ -430,7 +428,9 @@ class PostgresSink(PostgresTargets, Sink):
         )
 
     def _checked_record(self, target: Target) -> AppliedRecord:
-        """The record of the table. Raises if its position is lower than a position that was read before."""
+        """The record of the table. Raises `TargetRewoundError` if its position is lower than a position that
+        was read before.
+        """
         record = self.find_record(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         applied = None if record is None else record.position
@@ -439,8 +439,8 @@ class PostgresSink(PostgresTargets, Sink):
         return record
 
     def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
-        """Raise if the changes do not fit the table. Views are valid only for the columns that they were
-        planned for; changes without a view must have the columns of the table.
+        """Raise `SchemaChangedError` if the changes do not fit the table. Views are valid only for the
+        columns that they were planned for; changes without a view must have the columns of the table.
         """
         if changes.views or changes.evolution is not None:
             is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
@@ -499,8 +499,8 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
 def _parts(
     layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool
 ) -> tuple[Part | None, ...]:
-    """The parts in which an epoch is reduced. Empty if it only adds rows. Without `can_part` there is one
-    part (None) with all keys.
+    """The parts into which an epoch is divided for its reduction; empty if the epoch only adds rows. If
+    `can_part` is false, there is one part with all keys (None).
     """
     if layout.mode.adds_only(counts):
         return ()
