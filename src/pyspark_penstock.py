@@ -1,7 +1,8 @@
-"""Makes `format("postgres-cdc")` known to Spark, which imports every top-level module called `pyspark_*` and
+"""Makes `format("postgres-cdc")` known to Spark: Spark imports every top-level module called `pyspark_*` and
 registers its `DefaultSource`.
 
-Imports as little as possible: if one such module fails to import, Spark discovers none of them.
+This module imports as little as possible: if one of these modules fails to import, Spark discovers none of
+them.
 """
 
 from __future__ import annotations

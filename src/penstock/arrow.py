@@ -1,8 +1,7 @@
 """Arrow helpers without pandas: arrays over numpy memory, and Arrow types as text.
 
 pyarrow's own numpy conversion imports pandas if it is installed, which slows the start of every Python
-worker. The text form of types (`int64`, `decimal128(10, 2)`, `list<item: string>`) is the form in manifests
-of the spool.
+worker. The manifests of the spool contain types as text: `int64`, `decimal128(10, 2)`, `list<item: string>`.
 
 A type whose text cannot be parsed back to the same type is stored as Arrow IPC bytes, so every type can be
 stored.
@@ -27,7 +26,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def as_arrow(values: npt.NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
-    """An Arrow array without nulls over the memory of `values`, which are as wide as `arrow_type`."""
+    """An Arrow array without nulls that shares the memory of `values`. Their items must be as wide as
+    `arrow_type`.
+    """
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
@@ -47,8 +48,8 @@ def as_bools(values: pa.BooleanArray) -> Bools:
 def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The distinct values in ascending order; the same array if it is already in that form.
 
-    `np.unique` hashes since numpy 2.3, which takes a second per million values. Row numbers nearly always
-    ascend, which takes half a millisecond to check.
+    Since numpy 2.3, `np.unique` uses a hash table and takes a second per million values. Row numbers nearly
+    always ascend already; checking that takes half a millisecond.
     """
     if bool(np.all(values[1:] > values[:-1])):
         return values
@@ -58,8 +59,8 @@ def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Layout of the columns `_exact` and `_unchanged`: lists with at most one entry per table column, null in
-    nearly every row.
+    """Layout of a column `_exact` or `_unchanged`: per row, a list with at most one entry per table column.
+    Nearly every row is null.
     """
 
     order: npt.NDArray[np.int64]
@@ -118,7 +119,8 @@ _NAMED: dict[str, pa.DataType] = {
         *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
         *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-        # Only GEOMETRY_TYPE has field metadata, which the text does not show.
+        # GEOMETRY_TYPE is listed because its text does not show the metadata of its field. No other type has
+        # any.
         *(pa.month_day_nano_interval(), GEOMETRY_TYPE),
     )
 }
@@ -169,7 +171,7 @@ def _nested(kind: str, parts: list[str]) -> pa.DataType | None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split at the commas outside of brackets."""
+    """Split `text` at the commas that are not in brackets."""
     depth = start = 0
     for at, sign in enumerate(text):
         depth += (sign in "<(") - (sign in ">)")

@@ -1,7 +1,7 @@
 """Typed change batches (`ChangeBatch`), and the `LogStep`s in which decoders return them.
 
-A change batch has the table's columns, then the metadata columns below. The first three have the names of
-Delta's change data feed and Spark. Changes are ordered by the unique pair `(_commit_version, _ordinal)`,
+A change batch has the table's columns, then the metadata columns below. The first three have the names that
+Delta's change data feed and Spark use. Changes are ordered by the unique pair `(_commit_version, _ordinal)`,
 never by LSN, xid or time.
 """
 
@@ -37,7 +37,7 @@ class ChangeType(StrEnum):
     DELETE = "delete"
     TRUNCATE = "truncate"
     SNAPSHOT = "snapshot"
-    """A row of a snapshot, at the position of its fence.
+    """A row of a snapshot. Its position is the fence of that snapshot.
 
     Only in the output of the Spark source; never in a spool.
     """
@@ -53,8 +53,8 @@ EXACT = "_exact"
 
 EXACT_TYPE = pa.map_(pa.string(), pa.string())
 REPLACED = "\ufffd"
-"""Marks an unreadable text in `_exact`: replaces bytes that are not UTF-8, or precedes a text that is invalid
-for its type.
+"""The character that marks an unreadable text in `_exact`. It replaces bytes that are not UTF-8, or precedes
+a text that is invalid for the column's type.
 """
 
 METADATA_FIELDS: tuple[pa.Field, ...] = (
@@ -66,7 +66,8 @@ METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(ORDINAL, pa.int64(), nullable=False),
     pa.field(XID, pa.int64(), nullable=False),
     # Names of columns whose value the server did not send (unchanged TOAST); null if there are none. In a
-    # delete, these are missing columns of the row's identity: such a delete is never applied.
+    # delete, they are columns of the replica identity that the server did not send; a delete with such
+    # columns is never applied.
     pa.field(UNCHANGED, pa.list_(pa.string())),
     # Column name → exact Postgres text, for values that the typed column cannot hold; null if there are none.
     pa.field(EXACT, EXACT_TYPE),
@@ -76,7 +77,9 @@ _METADATA_INDEXES = {field.name: place for place, field in enumerate(METADATA_FI
 
 
 def change_schema(table: TableSchema) -> pa.Schema:
-    """The Arrow schema of a change batch of `table`. Every column is nullable: a delete has only its key."""
+    """The Arrow schema of a change batch of `table`. Every column is nullable, because a delete may have only
+    the key.
+    """
     own = [pa.field(column.name, column.arrow_type) for column in table.columns]
     return pa.schema([*own, *METADATA_FIELDS])
 
@@ -92,10 +95,10 @@ def metadata_index(table: TableSchema, name: str) -> int:
 def snapshot_batch(
     batch: pa.RecordBatch, table: TableSchema, fence: int | None, ordinal: int
 ) -> pa.RecordBatch:
-    """Convert snapshot rows (the table's columns and `_exact`) to changes of type `snapshot` at the fence,
-    numbered from `ordinal`.
+    """Convert snapshot rows (the table's columns and `_exact`) to changes of type `snapshot`. Their position
+    is `fence`, and their ordinals begin at `ordinal`.
 
-    The commit time and xid of a snapshot row are unknown.
+    The commit time of a snapshot row is null, and its xid is 0.
     """
     known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence, XID: 0}
     arrays = []
@@ -122,7 +125,7 @@ def truncate_batch(table: TableSchema, position: Position) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCounts:
-    """Numbers of changes by kind, from which a sink chooses its method without reading the rows."""
+    """Numbers of changes by kind. They let a sink choose its write method without reading the rows."""
 
     inserts: int = 0
     updates: int = 0
@@ -138,11 +141,12 @@ class ChangeCounts:
     inexact: int = 0
     """Rows with at least one value in `_exact`."""
     unreadable: int = 0
-    """Texts that are not valid UTF-8, whose value is lost."""
+    """Texts that are not valid UTF-8. Their values are lost."""
     preimages: int = 0
-    """Old rows of updates, which are in separate batches."""
+    """Old rows of updates. They are in separate batches."""
     unidentified: int = 0
-    """Rows sent without their complete key (or old row, if there is no key).
+    """Rows that the server sent without the complete key or, for a table without a key, without the complete
+    old row.
 
     `_unchanged` names the missing columns.
     """
@@ -179,7 +183,7 @@ class ChangeBatch:
     is_old: bool = False
     """Whether the batch has only `update_preimage` rows.
 
-    They are in separate batches, so that readers without need for old rows can skip them.
+    Old rows are in separate batches, so that a reader that does not need them can skip these batches.
     """
 
 
@@ -187,9 +191,9 @@ class ChangeBatch:
 class LogicalMessage:
     """A message of `pg_logical_emit_message` with a prefix that the capture subscribes to.
 
-    A transactional message takes effect at the commit, at `position`, before the change with the same
-    `ordinal`. A non-transactional message takes effect at once, even if its transaction rolls back; it has
-    neither xid nor position.
+    A transactional message takes effect at its commit (`position`), before the change of that commit with the
+    same `ordinal`. A non-transactional message takes effect at once, even if its transaction rolls back; it
+    has neither xid nor position.
     """
 
     prefix: str
@@ -209,9 +213,10 @@ class LogicalMessage:
 
     @property
     def sort_key(self) -> tuple[Lsn, bool, int, Lsn]:
-        """Sort key of committed messages in log order.
+        """The key that sorts committed messages in log order.
 
-        Messages of a transaction precede a non-transactional message at the end of its commit.
+        The messages of a transaction precede a non-transactional message whose address is the end of that
+        transaction's commit.
         """
         return (
             self.position.lsn if self.position else self.lsn,
@@ -258,9 +263,9 @@ class PiecesCommitted:
     end: Position
     commit_time: datetime
     keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Keys, by OID, of tables that the transaction created.
+    """The keys of the tables that the transaction created, by table OID.
 
-    They were unknown while the transaction was open, so the tables in its pieces have no key.
+    The keys were unknown while the transaction was open, so the table schemas in its pieces have no key.
     """
 
 

@@ -45,7 +45,7 @@ class PenstockError(Exception):
 
 
 def parse_error(text: str) -> PenstockError | None:
-    """Find a Penstock error in the text of an exception from Spark, which may be a traceback.
+    """The Penstock error in the text of an exception from Spark. The text may be a traceback.
 
     None if the text contains no known error code.
     """
@@ -704,7 +704,7 @@ class SlowTableError(PenstockError):
 
 
 class EpochMissedError(PenstockError):
-    """The pipeline did not end an epoch at the position of the comparison."""
+    """The pipeline did not end an epoch in time at the position at which tables are compared."""
 
     code = "PEN-4008"
     recovery = Recovery.OPERATOR

@@ -1,8 +1,8 @@
 """Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the long-running
 transactions that keep the slot from advancing.
 
-Values only. `postgres` samples them, `capture` combines them, and the spool's status file shows them to other
-processes.
+This module only defines values. The package `postgres` samples them, `capture` combines them, and the spool's
+status file passes them to other processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | 
 
 
 def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: str) -> str | None:
-    """A warning about the WAL that a slot retains, or None."""
+    """A warning about the WAL that a slot retains; None if its `wal_status` is normal."""
     danger = unreserved_slot(wal_status, name)
     if danger is not None:
         return f"{danger.code}: {danger.message}; fix: {danger.hint}"
@@ -92,7 +92,7 @@ class CaptureLag:
     oldest_xmin_age: int | None
     """Age of the oldest snapshot of any session, in transactions."""
     holders: tuple[OpenTransaction, ...] = ()
-    """Long-running transactions, oldest first. The slot's restart point cannot pass them."""
+    """Long-running transactions, oldest first. The slot's restart point cannot advance past their start."""
 
     def __post_init__(self) -> None:
         if self.sampled_at.tzinfo is None:

@@ -1,9 +1,8 @@
 """Parse locations in the configuration: a path or a `file:` URL.
 
-Object stores and remote file systems are refused.
-
-Every file is read and written through the local file system. Without this check, pathlib would turn
-`s3://bucket/lake` into a local directory called `s3:`.
+Penstock reads and writes every file through the local file system, so it rejects URLs of object stores and
+remote file systems. Without this check, pathlib would turn `s3://bucket/lake` into a local directory called
+`s3:`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from urllib.parse import unquote
 
 from penstock.errors import ConfigError
 
-# pathlib reduces `s3://` to `s3:/`. A single letter before the colon is not taken for a scheme.
+# pathlib reduces `s3://` to `s3:/`. A scheme has at least two letters: `c:/lake` is a path.
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<rest>/.*)", re.DOTALL)
 _FILE = re.compile(r"file:(//(localhost)?(?=/))?(?P<path>/.*)", re.DOTALL | re.IGNORECASE)
 _FIX = (
@@ -24,7 +23,7 @@ _FIX = (
 
 
 def parse_location(location: str | Path) -> Path:
-    """The path of a location.
+    """The path of a location: the location itself, or the path in a `file:` URL.
 
     Raises ValueError for any other URL; the message contains only its scheme, since the rest may be secret.
     """

@@ -69,7 +69,9 @@ def configure_from_environment() -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """The settings as environment variables for other processes; empty if logging is not configured."""
+    """The environment variables that pass the logging settings to other processes; empty if logging is not
+    configured.
+    """
     return {name: os.environ[name] for name in (LEVEL_VARIABLE, FORMAT_VARIABLE) if name in os.environ}
 
 
@@ -134,7 +136,9 @@ def _time(record: logging.LogRecord) -> datetime:
 
 
 def _plain(value: object) -> object:
-    """Convert to JSON types; other objects become their `str`, which hides secrets."""
+    """Convert a value to JSON types. An object of any other type becomes its `str`, which is stars for a
+    `Secret`.
+    """
     match value:
         case None | bool() | int() | str():
             return value
@@ -149,14 +153,18 @@ def _plain(value: object) -> object:
 
 
 def _word(value: object) -> str:
-    """A single word as it is, anything else as JSON, so that its end is visible."""
+    """The text of a fact in a log line: a single word unchanged, anything else as JSON, so that its end is
+    visible.
+    """
     if isinstance(value, str) and value and value.isprintable() and not set(value) & set(' "='):
         return value
     return _json(value)
 
 
 def _printable(text: str) -> str:
-    """Escape line breaks and control characters, which could forge a line or control a terminal."""
+    """Escape the line breaks and control characters in a message. They could forge a log line or control a
+    terminal.
+    """
     return text if text.isprintable() else _json(text)
 
 

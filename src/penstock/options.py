@@ -7,8 +7,9 @@ class CaptureLimits:
 ```
 
 The declaration has the name (`segmentRows`, unless `Option.name` says otherwise), type, default and
-description. Parsing, validation, the text form in which settings are passed to the Spark source, and the
-pages in docs/reference are derived from it. Names are case-insensitive, because Spark lower-cases them.
+description. Penstock derives four things from it: parsing, validation, the text form in which settings are
+passed to the Spark source, and the pages in docs/reference. Names are case-insensitive, because Spark
+lower-cases them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class Kind:
     """The type of an option's value and its text form."""
 
     name: str
-    """As shown in the reference pages."""
+    """The name in the reference pages."""
     parse: Callable[[str], Any]
-    """Raises ValueError for an invalid text."""
+    """Converts the text to the value. Raises ValueError for an invalid text."""
     expected: str = "valid"
     """Completes "the option 'x' is not …" in errors."""
     format: Callable[[Any], str] = str
     is_number: bool = False
-    """Whether an empty text is an error if the option has a default. For other kinds it means the default."""
+    """Whether the kind is a number: an empty text is then an error if the option has a default. For other
+    kinds an empty text means the default.
+    """
 
     def named(self, name: str) -> Kind:
         """The same kind, shown in the reference under another name."""
@@ -44,8 +47,8 @@ class Kind:
 
 
 def choice(*values: str, of: Callable[[str], Any] = str) -> Kind:
-    """The kind of an option with one of these values, case-insensitive. `of` converts the lower-case word to
-    the option's value.
+    """The kind of an option whose value is one of these words, case-insensitive. `of` converts the lower-case
+    word to the option's value.
     """
 
     def parse(text: str) -> Any:
@@ -83,14 +86,14 @@ COUNT = Kind("count", _positive_integer, "a number above 0", is_number=True)
 SIZE = Kind("count", _bound(int), "a number of 0 or more", is_number=True)
 SECONDS = Kind("seconds", _bound(float), "a number of seconds", is_number=True)
 WHOLE = Kind("count", lambda text: int(_bound(float)(text)), "a number of 0 or more", is_number=True)
-"""An integer; a fraction is cut off."""
+"""An integer. A fraction in the text is cut off."""
 TEXTS = Kind("list", lambda text: tuple(json.loads(text)), "a JSON list", json.dumps)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. An annotation of a field needs only a description and a kind; name and default are taken
-    from the field.
+    """One option. In the annotation of a field, give only the description and the kind: the field provides
+    the name and the default.
     """
 
     description: str
@@ -114,7 +117,8 @@ class Option:
         return "" if value is None else self.kind.format(value)
 
     def read(self, given: Mapping[str, str]) -> Any:
-        """The value in `given`, whose names are lower-case, or the default.
+        """The option's value in `given`, whose names are lower-case; the default if `given` does not have the
+        option.
 
         Raises ConfigError for an invalid value.
         """
@@ -166,7 +170,9 @@ class OptionTable:
     """All options of one interface."""
 
     def __init__(self, options: Iterable[Option], *, page: str, example: str) -> None:
-        """`page` documents the options; `example` shows how to set one, with `{name}` for its name."""
+        """`page` is the documentation page of the options. `example` shows how to set an option, with
+        `{name}` for its name.
+        """
         self.options = tuple(options)
         self._by_key = {option.key: option for option in self.options}
         self._page = page
@@ -181,7 +187,7 @@ class OptionTable:
         return self._by_key[name.lower()]
 
     def check(self, options: Mapping[str, str]) -> dict[str, str]:
-        """The options with lower-case names, without empty values.
+        """Check the names of `options`; returns the options with lower-case names, without empty values.
 
         Raises ConfigError for an unknown name. If required options are missing, one ConfigError names them
         all.

@@ -1,4 +1,4 @@
-"""Pauses of loops that wait: backoff after errors, and the intervals of a poll."""
+"""Pauses of loops that wait: backoff after errors, and intervals between checks of a condition."""
 
 from __future__ import annotations
 

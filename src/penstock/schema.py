@@ -1,8 +1,8 @@
 """Table names and schemas, shared by every layer.
 
 Several tables can be routed into one target table. They must have the same columns, in any order, and the
-same key. The routed table has the columns in the order of its first member, by name, followed by the source
-column, which is part of the key.
+same key. The first member is the one whose name sorts first. The routed table has the columns of that member,
+in the same order, and then the source column. The source column is part of the key.
 """
 
 from __future__ import annotations
@@ -82,15 +82,17 @@ class Attributes:
     numbers: tuple[int, ...]
     """The number of each column, in table order."""
     width: int
-    """The greatest number assigned so far, including dropped columns."""
+    """The greatest column number assigned so far, also to columns that were dropped."""
     heap: str
-    """Differs after a table rewrite or TRUNCATE, and after a partition is attached or detached."""
+    """A digest of the table's heaps. It differs after a table rewrite or TRUNCATE, and after a partition is
+    attached or detached.
+    """
     source: tuple[Column, ...] | None = None
-    """The source's columns, to which `numbers` belong, if a transform derives the table's columns from them;
-    otherwise None.
+    """If a transform derives the table's columns: the source's columns, to which `numbers` then belong.
+    Otherwise None.
     """
     made_by: str = ""
-    """Fingerprint of that transform."""
+    """Fingerprint of the transform that derives the table's columns; empty if there is none."""
     hidden_key: tuple[str, ...] = ()
     """Generated key columns that logical replication does not send, so that `TableSchema.key` alone does not
     identify rows.
@@ -103,7 +105,7 @@ class Members:
 
     source_column: str
     schemas: tuple[TableSchema, ...]
-    """Sorted by name."""
+    """The schemas of these tables, sorted by table name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class TableSchema:
     attributes: Attributes | None = field(default=None, compare=False)
     """Only set if the schema was read from the catalog; pgoutput does not send these facts."""
     members: Members | None = field(default=None, compare=False)
-    """Only set for the target of routed tables, which does not exist in the source.
+    """Only set for the table into which others are routed. That table does not exist in the source.
 
     `oid` is then derived from its members.
     """
@@ -134,8 +136,8 @@ class TableSchema:
 
 
 def key_in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-    """The key in table order; empty if one of its columns was renamed or dropped, since the rest does not
-    identify rows.
+    """The key columns in table order. Empty if one of them is not in `columns`, because it was renamed or
+    dropped: the others alone do not identify rows.
     """
     names = tuple(name for name in columns if name in key)
     return names if len(names) == len(key) else ()
@@ -150,7 +152,7 @@ _LISTED = 5
 
 
 def is_routed(oid: int) -> bool:
-    """Whether this number identifies a routed table; OIDs are far smaller."""
+    """Whether this number identifies a routed table; OIDs of Postgres are far smaller."""
     return oid >= _ROUTED
 
 

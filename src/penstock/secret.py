@@ -29,7 +29,7 @@ class Secret:
 class FileSecret(Secret):
     """A secret in a file that may be rotated, such as a token.
 
-    Every `reveal` reads the file, without its trailing newline.
+    Every `reveal` reads the file and returns its text without the trailing newline.
 
     Pickling stores the current value, because the file may exist only on this machine.
     """

@@ -1,9 +1,9 @@
 """Reduce the overhead of small tasks in Spark's Python workers.
 
 Spark does two things around every task that cost more than a task of a few rows. Before it, Spark 4.1 calls
-`importlib.invalidate_caches()`, which makes every zip file on the path be read again, among them pyspark.zip
-with its thousand modules: about 100 ms. After it, every version runs a full `gc.collect()` over all imported
-modules. Zip files do not change while a worker runs, and imported modules are not garbage. So
+`importlib.invalidate_caches()`. Python then reads every zip file on `sys.path` again, among them pyspark.zip
+with its thousand modules, which takes about 100 ms. After it, every version runs a full `gc.collect()` over
+all imported modules. Zip files do not change while a worker runs, and imported modules are not garbage. So
 `settle_worker`, once per worker process, makes the zip importers keep their caches and excludes existing
 objects from garbage collection. A batch of one row then takes a third of the time.
 """

@@ -3,8 +3,8 @@ advance a watermark.
 
 The stream is one consumer of its spool, and releases the spool up to the watermark. So with `confirm:
 applied`, the capture confirms a transaction to the server only after the caller has confirmed every change of
-it. A separate thread stores the released position: confirming a change causes no I/O, and takes effect even
-if the caller does not ask for the next change.
+it. A separate thread stores the released position. So a caller that confirms a change causes no I/O, and the
+confirmation takes effect even if the caller does not ask for the next change.
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ class LiveChanges:
     """
 
     def __init__(self, spool: Path, capture: CaptureThread, *, reject_inexact: bool) -> None:
-        """`capture` fills the spool. It is started here and stopped by `close`."""
+        """`capture` fills the spool; it is started here and stopped by `close`. With `reject_inexact`, a
+        value that the type of its column cannot hold ends the stream.
+        """
         watermark = AckWatermark(Position.ZERO)
         releasing = _Releasing(spool, watermark)
         self._is_closed = threading.Event()
-        # Reentrant: a signal handler may call `close` while its thread is in `close`.
+        # The lock is reentrant, since a signal handler may call `close` while its thread is in `close`.
         self._closing = threading.RLock()
-        # Neither the threads nor the generator reference this object, so that it is garbage collected, and
-        # ends them, when the caller drops its last reference.
+        # Neither the threads nor the generator hold a reference to this object. So it is garbage collected
+        # when the caller drops the last reference, and the finalizer then ends the threads and the generator.
         self._changes = _follow(
             _Followed(spool, capture, reject_inexact), watermark, releasing, self._is_closed
         )
@@ -102,8 +104,8 @@ class LiveChanges:
 
 
 class _Followed(NamedTuple):
-    """A spool, the capture that fills it, and whether a value that the type of its column cannot hold ends
-    the stream.
+    """The spool to read, the capture that fills it, and whether a value that the type of its column cannot
+    hold ends the stream.
     """
 
     spool: Path
@@ -119,21 +121,21 @@ def _follow(
     while not is_closed.is_set():
         releasing.check()
         if at is None:
-            # Until this capture has opened the spool, a capture in another process may still advance the
-            # released position.
+            # Wait until this capture has opened the spool: before that, a capture in another process may
+            # still advance the released position.
             if capture.wait_until(Position.ZERO, _WAIT_SECONDS):
                 at = _begin(reader, capture)
                 watermark.settle(at)
         elif capture.wait_beyond(at, _WAIT_SECONDS):
             upto = reader.limit(at, max_rows=_READ_ROWS)
             # If the reader finds no segment although the capture has sealed one, read up to the sealed
-            # position, which raises the error.
+            # position: `read` then raises the error.
             upto = upto if upto > at else capture.end or at
             spooled = reader.read(at, upto)
             refused = _first_rejected(spooled, reject_inexact=followed.reject_inexact)
             if refused is not None:
-                # The watermark does not pass the transaction before the rejected change, so the rejected one
-                # is read again after a restart.
+                # The watermark stops before the transaction of the rejected change, so the rejected change is
+                # read again after a restart.
                 yield from _deliver(_before(refused.version, spooled_events(spooled)), at, watermark)
                 raise refused.error
             yield from _deliver(spooled_events(spooled), upto, watermark)
@@ -141,17 +143,18 @@ def _follow(
 
 
 def _begin(reader: SpoolReader, capture: CaptureThread) -> Position:
-    """The position up to which this consumer has released the spool; for a new consumer, the start of the
-    spool.
+    """Return the position after which the stream begins: the one that this consumer has released or, for a
+    new consumer, the start of the spool.
     """
     begun = released_positions(reader.root).get(CONSUMER, Position.ZERO)
     end = capture.end or Position.ZERO
-    # `reader.start` is read after `capture.end`: if there is no segment even now, that end is the start.
+    # `reader.start` is read after `capture.end`. If the spool has no segment even at this time, its end is
+    # also its start.
     return begun if begun > Position.ZERO else reader.start or end
 
 
 def _first_rejected(spooled: SpoolRange, *, reject_inexact: bool) -> RejectedChange | None:
-    """The first rejected change in any table; None if there is none."""
+    """Return the first rejected change of all tables; None if no change is rejected."""
     found = (
         first_rejected(table.table, table.slices, reject_inexact=reject_inexact)
         for table in spooled.tables.values()
@@ -160,13 +163,14 @@ def _first_rejected(spooled: SpoolRange, *, reject_inexact: bool) -> RejectedCha
 
 
 def _before(version: int, events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
-    """The events of all transactions before the commit at `version`."""
+    """Yield the events of all transactions before the commit at `version`."""
     return takewhile(lambda placed: placed.version < version, events)
 
 
 def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWatermark) -> Iterator[Change]:
-    """Yield the changes of whole transactions. The watermark learns the end of each transaction before its
-    last change is yielded, since the caller may confirm that change and stop.
+    """Yield the changes of whole transactions up to `upto`. The watermark is given the end of each
+    transaction before the last change of the transaction is yielded, since the caller may confirm that change
+    and stop.
     """
     placed = next(events, None)
     position = Position.ZERO
@@ -227,12 +231,13 @@ class _Releasing:
 def _end(
     is_closed: threading.Event, changes: Generator[Change], releasing: _Releasing, capture: CaptureThread
 ) -> None:
-    """Stop the release thread first, then the capture, which confirms the last release to the server when it
-    stops.
+    """End a stream. The release thread is stopped first, then the capture, which confirms the last released
+    position to the server while it stops.
     """
     is_closed.set()
     releasing.stop()
     capture.stop()
-    # The generator may be running in another thread, and then ends by itself.
+    # If the generator is running in another thread, `close` raises ValueError, and the generator ends by
+    # itself.
     with suppress(ValueError):
         changes.close()

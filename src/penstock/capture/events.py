@@ -36,26 +36,26 @@ _BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlacedEvent:
-    """An event and its position and ordinal."""
+    """An event with its position and ordinal."""
 
     version: int
     ordinal: int
     time: datetime | None
     event: Event
     is_moved: bool = False
-    """Whether this is the insert of a key change with unchanged TOAST values: only such an insert has
+    """Whether this is the insert of a key change and has unchanged TOAST values. No other insert has
     unchanged values.
     """
 
 
 def spooled_events(spooled: SpoolRange) -> Iterator[PlacedEvent]:
-    """All changes of a range in log order. One batch of each table is in memory at a time."""
+    """Yield all changes of a range in log order. One batch of each table is in memory at a time."""
     tables = [_inserted_before_deleted(_table_events(table)) for table in spooled.tables.values()]
     return tables[0] if len(tables) == 1 else heapq.merge(*tables, key=attrgetter("version", "ordinal"))
 
 
 def snapshot_events(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[Upsert]:
-    """The rows of a batch that has the table's columns and `_exact`."""
+    """Yield an upsert for each row of a batch. The batch has the table's columns, then `_exact`."""
     builder = EventBuilder(schema)
     for start in range(0, batch.num_rows, _BATCH_ROWS):
         part = batch.slice(start, _BATCH_ROWS)
@@ -124,9 +124,9 @@ def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice
 
 
 def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
-    """Reverse delete and insert of a key change with unchanged TOAST values, so that a consumer that applies
-    them in order can still read those values from the old row. The delete's ordinal is one less than the
-    insert's. The two events exchange their ordinals, so that ordinals still ascend.
+    """Put the insert of a key change with unchanged TOAST values before its delete, so that a consumer that
+    applies the events in order can still read those values from the old row. The delete's ordinal is one less
+    than the insert's. The two events exchange their ordinals, so that ordinals still ascend.
     """
     held: PlacedEvent | None = None
     for placed in events:
@@ -149,9 +149,10 @@ def snapshot_changes(
     types: TypePolicy,
     publication: str | None = None,
 ) -> Generator[Change]:
-    """An upsert for every row, under one exported snapshot. If a table is rewritten during the copy, it ends
-    with `TableRewrittenError`. Columns and rows are those of the stream: what `publication` publishes, or all
-    but generated columns.
+    """Yield an upsert for every row of the tables, read under one exported snapshot. Raises
+    `TableRewrittenError` if a table is rewritten during the copy. Columns and rows are those of the stream:
+    those that `publication` publishes or, without a publication, all rows and all columns that are not
+    generated.
     """
     if not tables:
         return

@@ -27,10 +27,11 @@ _LONGEST_PAUSE_SECONDS = 0.05
 
 
 class SpoolFollower:
-    """Waits for changes in the spool of a separate capture process. Has the same start, stop and wait methods
-    as `CaptureThread`, but starts nothing: it polls the spool. While the capture process is missing or has
-    failed, the waits only time out, since the process can be restarted; `missing_capture` returns the reason.
-    Used by one thread; any thread may call `stop`.
+    """Waits for changes in the spool of a separate capture process. It has the same start, stop and wait
+    methods as `CaptureThread`, but starts no thread: the wait methods poll the spool. While the capture
+    process does not run or has failed, they raise no error and return False after their timeout, since an
+    operator can restart the process; `missing_capture` returns the reason. Used by one thread; any thread may
+    call `stop`.
     """
 
     def __init__(self, settings: CaptureSettings) -> None:
@@ -44,11 +45,13 @@ class SpoolFollower:
         self._stopping.set()
 
     def wait_beyond(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait up to `timeout_seconds` until the spool extends past `position`."""
+        """Wait up to `timeout_seconds` until the spool extends past `position`; returns whether it does."""
         return self._wait(lambda end: end > position, timeout_seconds)
 
     def wait_until(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait up to `timeout_seconds` until the spool contains everything up to `position`."""
+        """Wait up to `timeout_seconds` until the spool contains everything up to `position`; returns whether
+        it does.
+        """
         return self._wait(lambda end: end >= position, timeout_seconds)
 
     def _wait(self, reached: Callable[[Position], bool], timeout_seconds: float) -> bool:
@@ -64,7 +67,9 @@ class SpoolFollower:
 
 
 def missing_capture(spool: Path) -> CaptureMissingError | None:
-    """The error to report if no capture writes to the spool, with its reason and remedy; None if one does."""
+    """Return the error that says why no capture writes to the spool, and how to start one. None if a capture
+    writes to it.
+    """
     if is_spool_locked(spool):
         return None
     status = load_status(spool)
@@ -83,8 +88,8 @@ def missing_capture(spool: Path) -> CaptureMissingError | None:
 
 def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None:
     """Raise unless the spool was captured from this slot and `origin`, with values in the format of `types`.
-    `origin` is the publication; for polling and triggers, the capture method. A spool that has never been
-    written passes.
+    `origin` is the publication or, with polling and triggers, the capture method. A spool that has never been
+    written is accepted.
     """
     identity = load_identity(spool)
     if identity is not None and (identity.slot, identity.publication) != (slot, origin):

@@ -84,7 +84,7 @@ def publication_blockers(
 def ownership_blockers(
     publication: Publication | None, relations: Sequence[Relation], trust: Trust
 ) -> Iterator[Blocker]:
-    """A blocker if the publication's owner is not trusted: it could omit changes of other roles' tables."""
+    """A blocker if the publication has an untrusted owner, who could omit changes of other roles' tables."""
     if publication is None or trust.covers_or_owns_database(publication.owner):
         return
     if all(relation.owner == publication.owner for relation in relations if relation.oid is not None):
@@ -101,7 +101,7 @@ def ownership_blockers(
 def _listing_blockers(
     name: str, publication: Publication, relation: Relation, listing: Listing
 ) -> Iterator[Blocker]:
-    """Blockers of a column list: it lacks a key column, or a heap of the table has REPLICA IDENTITY FULL."""
+    """Blockers of a column list: it lacks a key column, or heaps of the table have REPLICA IDENTITY FULL."""
     who = f"publication {name} has a column list for table {relation.name}"
     if listing.lacks_key:
         columns = f" ({', '.join(map(identifier, listing.columns))})"
@@ -129,7 +129,7 @@ def _listing_blockers(
 
 
 def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str = "") -> str:
-    """SQL that sets the column list to `columns`, or removes it if that is empty. Keeps the row filter."""
+    """SQL that sets the column list to `columns`; if that is empty, drops the list. Keeps the row filter."""
     own, table = identifier(name), table_sql(relation.name)
     where = f" WHERE ({listing.row_filter})" if listing.row_filter is not None else ""
     drop, add = (f"ALTER PUBLICATION {own} {verb} TABLE ONLY {table}" for verb in ("DROP", "ADD"))
@@ -189,8 +189,8 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
 
 
 def _hidden_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
-    """Blockers for replica identities with a generated column that is not published. Tables that are already
-    published have them too.
+    """Blockers for replica identities that contain a generated column that is not published. Tables that are
+    already published can have such blockers too.
     """
     for heap in (heap for heap in relation.unidentified if heap.hidden):
         own = table_sql(heap.name)
@@ -216,7 +216,7 @@ def _hidden_blockers(publication: Publication | None, relation: Relation) -> Ite
 
 
 def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
-    """One blocker for each fault of replica identities, with the partitions that have it."""
+    """One blocker for each kind of fault in replica identities, with all partitions that have that fault."""
     faults: dict[str, list[HeapIdentity]] = defaultdict(list)
     for heap in (heap for heap in relation.unidentified if not heap.hidden):
         faults[_identity_fault(heap)].append(heap)
@@ -257,7 +257,7 @@ def _identity_fault(heap: HeapIdentity) -> str:
 
 
 def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
-    """The remedy if it is cheaper than REPLICA IDENTITY FULL, which is always possible; empty otherwise."""
+    """A fix that is cheaper than REPLICA IDENTITY FULL, which always helps. Empty if there is none."""
     own = table_sql(heap.name)
     if heap.is_immediate:
         return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
@@ -313,8 +313,8 @@ def role_blockers(
     statement: str,
     publisher: str | None,
 ) -> Iterator[Blocker]:
-    """Blockers for the rights that the role lacks to publish the tables `missing`. `statement` publishes
-    them. `publisher` is a role that may run it; None if only a superuser may.
+    """Blockers for the rights that the role lacks to publish the tables `missing`. `statement` is the SQL
+    that publishes them, `publisher` a role that may run it; None if only a superuser may.
     """
     if role.is_on_standby:
         yield from write_blockers(role, statement)
@@ -337,8 +337,8 @@ def role_blockers(
 def _ownership(
     name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str
 ) -> Iterator[Blocker]:
-    """One blocker for all tables that the role may not publish, since one statement publishes them. It does
-    not suggest granting the owner's role, which would grant far more than needed.
+    """One blocker for all tables that the role may not publish, since one statement publishes them. The
+    remedy does not grant the owner's role, which would give far more rights than needed.
     """
     foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in missing:
@@ -442,8 +442,8 @@ def ensure_coverage(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Add the missing tables to the publication, if `manage` is set and this role may. Returns the coverage
-    before the change.
+    """Add the missing tables to the publication, if `manage` is set and the role has the right. Returns the
+    coverage before the change.
     """
     with connect(address) as connection:
         first = plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
@@ -469,10 +469,10 @@ def ensure_capture(
     unkeyed: Collection[TableName] = (),
     on_wait: OnWait = log_wait,
 ) -> tuple[Slot, list[TableName]]:
-    """Create the publication and then the slot, if they are missing; the slot must not exist first. Returns
-    the slot, and the tables that were not published before this call: their earlier changes are not in the
-    stream. Raises if there are blockers. Creating a slot waits for open transactions; `on_wait` is called
-    once a second with them.
+    """Create the publication and then the slot, if they are missing; a slot must not be older than its
+    publication. Returns the slot, and the tables that were not published before this call: their earlier
+    changes are not in the stream. Raises if there are blockers. Creating a slot waits for open transactions;
+    `on_wait` is called once a second with them.
     """
     with connect(address) as connection:
         server = inspect_server(connection)
@@ -493,7 +493,7 @@ def check_coverage(report: CoverageReport) -> None:
 
 
 def blocked(blockers: Sequence[Blocker]) -> PenstockError:
-    """One error for all blockers, of the class of the first blocker."""
+    """Return one error for all blockers, of the class of the first blocker."""
     error = find_error(blockers[0].code) or SourceError
     what = "; ".join(dict.fromkeys(blocker.what for blocker in blockers))
     return error(what, hint=" ".join(dict.fromkeys(blocker.remedy for blocker in blockers)))
@@ -501,7 +501,7 @@ def blocked(blockers: Sequence[Blocker]) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePlan:
-    """The observed coverage, and the statement that adds the missing tables; None if there is none to add."""
+    """The observed coverage, and the statement that adds missing tables (None if there are none to add)."""
 
     publication: str
     report: CoverageReport
@@ -530,7 +530,7 @@ def plan_coverage(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoveragePlan:
-    """Inspect publication, relations and role. The number of statements does not grow with the tables."""
+    """Inspect publication, relations and role. The number of queries is the same for any number of tables."""
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]

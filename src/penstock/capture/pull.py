@@ -2,12 +2,12 @@
 feed into a spool.
 
 A feed is polled periodically. Each poll returns whole transactions as log steps, and ends at a *mark*: a
-position and the feed's own state for resuming there. `FeedCapture` writes the changes and the mark of a poll
+position, and the feed's own state for resuming there. `FeedCapture` writes the changes and the mark of a poll
 into one segment, so one commit makes both durable. Once all consumers have released a mark, it is confirmed
 to the feed. So the last confirmed mark is the only durable state that a feed needs.
 
-Positions come from the feed. They only increase, also across restarts and when everything but the source is
-lost, since targets compare them with their applied positions. The simplest such number is the server's WAL
+Positions come from the feed. They must always increase, also across restarts and if everything but the source
+is lost, since targets compare them with their applied positions. The simplest such number is the server's WAL
 position: see `penstock.postgres.consistent_read`.
 
 After a crash the feed resumes from the last mark in the spool or from the last confirmed one, whichever is
@@ -47,7 +47,7 @@ class Mark:
 
     position: Position
     state: str = ""
-    """Only the feed interprets it.
+    """Text that only the feed interprets.
 
     It is stored in manifests and in the source, so it must not contain secrets or values of rows.
     """
@@ -83,7 +83,7 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
         then on.
 
         Called between two polls with marks of this or earlier sessions, in order. The usual mistake is to
-        confirm when changes are returned.
+        store the mark already when its changes are returned.
         """
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
 
 
 class ChangeFeed(ABC):
-    """Describes a source to poll. A value that holds no resources."""
+    """The description of a source to poll. It holds no resources."""
 
     @abstractmethod
     def ensure(self) -> Mark:
@@ -105,7 +105,9 @@ class ChangeFeed(ABC):
 
     @abstractmethod
     def open(self, mark: Mark) -> FeedSession:
-        """Resume after `mark`: the last confirmed one, or a later one in the spool."""
+        """Open a session that resumes after `mark`, which is the last confirmed mark or a later one in the
+        spool.
+        """
 
 
 MARK_PREFIX = "penstock.mark"
@@ -116,7 +118,7 @@ _HOUSEKEEPING_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """Identity and pace of a feed, and the spool that its changes go to."""
+    """Identity and polling interval of a feed, and the spool that its changes go to."""
 
     name: str
     """Identifies this feed among all feeds of the same source. A spool never changes its feed."""
@@ -184,8 +186,8 @@ class FeedCapture(CaptureThread):
         self._do_housekeeping(session, budget)
 
     def _poll(self, session: FeedSession, writer: SpoolWriter) -> None:
-        """Write one poll into the spool: changes and mark in one segment, or every `quiet_seconds` the mark
-        alone.
+        """Write one poll into the spool: its changes and its mark in one segment. After a poll without
+        changes, write only the mark, at most every `quiet_seconds`.
         """
         held: LogStep | None = None
         for step in session.poll():
@@ -218,8 +220,8 @@ class FeedCapture(CaptureThread):
         super()._sealed(manifest)
 
     def _pause_seconds(self) -> float:
-        """The interval of the feed, or longer while many segments wait for their consumers: each poll creates
-        a segment.
+        """Return the pause before the next poll: the interval of the feed, or a longer time while many
+        segments are not released, since each poll creates a segment.
         """
         waiting = self._usage.waiting(self._released)
         return max(
@@ -227,7 +229,7 @@ class FeedCapture(CaptureThread):
         )
 
     def _do_housekeeping(self, session: FeedSession, budget: SpoolBudget) -> None:
-        """Confirm marks, and delete from the spool what every consumer has released."""
+        """Confirm marks, and delete the segments that every consumer has released."""
         now = time.monotonic()
         if now < self._housekeeping_due:
             return
@@ -243,7 +245,9 @@ class FeedCapture(CaptureThread):
             self._report("full" if budget.must_pause() else "streaming", None)
 
     def _pop_mark(self, upto: Position) -> Mark | None:
-        """The last unconfirmed mark at or before `upto`."""
+        """Remove the unconfirmed marks at or before `upto`, and return the last of them; None if there is
+        none.
+        """
         mark = None
         while self._marks and self._marks[0].position <= upto:
             mark = self._marks.popleft()
@@ -255,7 +259,7 @@ class FeedCapture(CaptureThread):
 
 
 def spooled_marks(segments: Iterable[Manifest]) -> list[Mark]:
-    """The marks in these segments, in order."""
+    """Return the marks in these segments, in order."""
     found = [
         Mark(Position.of(message.lsn.value + 1), message.content.decode())
         for segment in segments
@@ -266,8 +270,8 @@ def spooled_marks(segments: Iterable[Manifest]) -> list[Mark]:
 
 
 def _message(mark: Mark) -> LogicalMessage:
-    """A logical message outside of transactions.
+    """Return the logical message that stores a mark in a manifest. It is outside of transactions.
 
-    Its LSN is one before the position, since a segment holds messages before its end.
+    Its LSN is one before the position, since a segment contains the messages before its end.
     """
     return LogicalMessage(MARK_PREFIX, mark.state.encode(), Lsn(mark.position.value - 1))

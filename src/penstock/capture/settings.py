@@ -3,9 +3,9 @@ they are passed as options of the Spark source.
 
 Confirm mode `applied` (the default) confirms positions that every consumer of the spool has released.
 `spooled` confirms sealed positions, whose changes are on disk: the server can remove WAL sooner, but until
-the targets have the changes, the spool is their only copy. With `max_retained_bytes`, `applied` switches to
-`spooled` while the slot retains more WAL than that because the consumers lag behind the sealed position. WAL
-that a long transaction retains does not depend on the confirm mode, and causes no switch.
+the targets have the changes, the spool is their only copy. With `max_retained_bytes`, the mode switches from
+`applied` to `spooled` while the slot retains more WAL than that because the consumers are behind the sealed
+position. WAL that a long transaction retains does not depend on the confirm mode, and causes no switch.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from penstock.schema import TableName
 from penstock.secret import FileSecret, Secret
 
 RESUME_AT = 0.8
-"""The fraction of the limit below which `applied` resumes, so that the mode does not oscillate at the limit.
+"""The mode returns to `applied` when the retained WAL falls below this fraction of the limit. With a fraction
+of 1 the mode would oscillate at the limit.
 """
 
 
 BEHIND_AT = 0.2
-"""The minimum distance of the consumers from the sealed position, as a fraction of the limit, for a switch to
-`spooled`. If they are closer, something else retains the WAL.
+"""The mode switches to `spooled` only if the consumers are behind the sealed position by more than this
+fraction of the limit. If they are closer, something else retains the WAL.
 """
 
 
@@ -73,8 +74,8 @@ class Confirm(StrEnum):
 
 
 class ConfirmPolicy:
-    """Decides which position is confirmed to the server. One object for the lifetime of a capture. Its
-    callers pass only durable positions.
+    """Decides which position is confirmed to the server. A capture uses one object for its whole lifetime,
+    and passes only durable positions.
     """
 
     def __init__(self, configured: Confirm, max_retained_bytes: int | None) -> None:
@@ -96,7 +97,7 @@ class ConfirmPolicy:
     ) -> bool:
         """Choose the mode for a sample of the server; returns whether the mode changed. `server` is the end
         of the WAL, `restart` the slot's restart point. The retained WAL is measured from `restart` or from
-        the released position, whichever is earlier. In both modes this is the WAL that `applied` would
+        the released position, whichever is earlier. In both modes this is the WAL that mode `applied` would
         retain. So the mode stays `spooled` while the consumers are behind, although the slot itself has
         advanced.
         """
@@ -118,13 +119,17 @@ class ConfirmPolicy:
         return changed
 
     def confirmable(self, released: Position | None, sealed: Position | None) -> Position | None:
-        """The position to confirm, None if there is none yet. The arguments are durable positions or None."""
+        """Return the position to confirm: `sealed` in mode `spooled`, otherwise `released`. None if there is
+        none yet.
+        """
         position = sealed if self._mode is Confirm.SPOOLED else released
         return position if position is not None and position > Position.ZERO else None
 
 
 XMIN = "xmin"
-"""Given instead of a cursor column: find changed rows by `xmin`, the transaction that wrote them."""
+"""The value that stands for no cursor column: changed rows are found by `xmin`, the id of the transaction
+that wrote the row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +145,8 @@ class PollingRules:
     deletes: bool = False
     """Whether deleted rows are detected, by comparing all keys in every poll."""
     resume: Path | None = None
-    """The directory of the resume store; None: the tables `penstock.polling` and `penstock.polled_tables` of
-    the source.
+    """The directory of the resume store. If None, the resume store is in the tables `penstock.polling` and
+    `penstock.polled_tables` of the source.
     """
 
     DEFAULT: ClassVar[PollingRules]
@@ -196,7 +201,7 @@ class CaptureLimits:
     seal_seconds: Annotated[
         float, Option("Minimum time between two segments, unless one is full.", SECONDS)
     ] = 0.02
-    """Increases automatically while consumers lag."""
+    """The capture increases this time while consumers lag."""
     quiet_seconds: Annotated[
         float,
         Option("Minimum time between two advances of the position while no captured table changes.", SECONDS),
@@ -226,9 +231,9 @@ def _tables(text: str) -> tuple[TableName, ...]:
 
 
 def tables_option(tables: Iterable[TableName]) -> str:
-    """Text of the option `tables`, which users do not write themselves.
+    """Return the text of the option `tables`, which only Penstock itself sets.
 
-    JSON, since a table name may contain any character.
+    It is JSON, since a table name may contain any character.
     """
     return json.dumps([str(table) for table in tables])
 
@@ -256,8 +261,9 @@ class CaptureSettings:
     publication: Annotated[str, Option("Publication. Default: the name of the slot.", TEXT.named("name"))]
     spool: Annotated[Path, Option("Spool directory.", _DIRECTORY, is_required=True)]
     tables: Annotated[tuple[TableName, ...], Option("", _TABLES, is_internal=True)] = ()
-    """With `wal`, the tables to publish when the capture creates a missing slot; if empty, it creates neither
-    slot nor publication. With `polling`, the tables to poll; if empty, all that any process has added.
+    """With `wal`, the tables to publish when the capture creates a missing slot; if empty, the capture
+    creates neither slot nor publication. With `polling`, the tables to poll; if empty, the capture polls all
+    tables that any process has added.
     """
     limits: CaptureLimits = CaptureLimits()
     types: TypePolicy = TypePolicy.DEFAULT
@@ -300,7 +306,9 @@ class CaptureSettings:
         ),
     ] = False
     polling: Annotated[PollingRules | None, Option("", _POLLING, is_internal=True)] = None
-    """Set for capture by polling. There is no publication in that case, and `slot` is only a name."""
+    """The rules of a capture by polling; None for other capture methods. With polling, there is no
+    publication, and `slot` is only the name of the capture.
+    """
     by_triggers: Annotated[bool, Option("", BOOLEAN, is_internal=True)] = False
     """Whether to capture by triggers. `slot` is then the schema of the change table."""
     old_rows: Annotated[
@@ -322,12 +330,12 @@ class CaptureSettings:
         object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     def to_options(self) -> dict[str, str]:
-        """The settings as options of the Spark source.
+        """Return the settings as options of the Spark source.
 
         Spark redacts the option named `password` wherever it shows options.
 
-        A password file is passed as its path, and read on the machine where the capture runs. Spark tasks get
-        its content.
+        A password file is passed as a path, and is read on the machine where the capture runs. Spark tasks,
+        which run on other machines, are sent the content of the file.
         """
         options = {
             "dsn": self.address.dsn,

@@ -1,15 +1,16 @@
 """`SpoolCapture`: capture by logical replication. It writes the changes of a replication slot into a spool,
 and checks the health of the source every few seconds.
 
-The capture runs in one named daemon thread beside the receive thread of its `ReplicationStream`: it takes
-messages, decodes them, appends the decoded `LogStep`s to the spool, seals segments, and confirms positions.
-It holds the spool's lock from its first query to its end, and is the only writer of the spool and its status
-file; a second capture of the same spool waits for the lock. `ConfirmPolicy` decides which position it
-confirms: by default the one that every consumer of the spool has released.
+The capture runs in one daemon thread, next to the receive thread of its `ReplicationStream`. The capture
+thread takes messages from the stream, decodes them, appends the resulting `LogStep`s to the spool, seals
+segments, and confirms positions. It holds the spool's lock from its first query to its end, and is the only
+writer of the spool and of its status file. A second capture of the same spool waits for the lock.
+`ConfirmPolicy` decides which position is confirmed: by default the one that every consumer of the spool has
+released.
 
 Health checks run in a separate thread with short-lived connections, so that a slow answer does not delay the
-stream. If a check fails, the previous sample stays valid; the stream detects by itself that the server is
-unreachable. Only the health checks detect that the publication, or a table in it, was removed.
+stream. If the query of a check fails, the previous sample stays valid; the stream itself detects that the
+server is unreachable. Only the health checks detect that the publication, or a table in it, was removed.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from penstock.spool.writer import SpoolWriter
 
 
 class KeyCatalog(AbstractContextManager["KeyCatalog"]):
-    """Queries primary keys over one connection, which the first query opens. Most captures need no query, and
-    a capture of a thousand tables must not need a thousand logins.
+    """Queries primary keys over one connection, so that a capture of a thousand tables does not log in a
+    thousand times. The connection is opened by the first query, since most captures need none.
     """
 
     def __init__(self, address: SourceAddress) -> None:
@@ -63,8 +64,8 @@ class KeyCatalog(AbstractContextManager["KeyCatalog"]):
         self._connection: Connection | None = None
 
     def load(self, oid: int) -> CatalogKey | None:
-        """The key of a table; None if the table was dropped, or is visible only to the transaction that
-        creates it.
+        """Return the key of the table with this OID; None if the table was dropped, or is visible only to the
+        transaction that creates it.
         """
         if self._connection is not None:
             try:
@@ -92,7 +93,9 @@ _log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.2
 _SAMPLES_PER_MEMBERSHIP_CHECK = 6
-"""The number of health checks per check of memberships, whose query is expensive with many tables."""
+"""One of this many health checks also checks the memberships of tables in the publication. That query is
+expensive with many tables.
+"""
 
 
 class SourceWatch:
@@ -116,15 +119,15 @@ class SourceWatch:
         return self._sample
 
     def check(self) -> None:
-        """Raise the error that a health check found: a missing publication, a table whose changes may be
-        missing, or partitions that do not log their root's key.
+        """Raise the error that a health check has found, if there is one: a missing publication, a table
+        whose changes may be missing, or partitions that do not log their root's key.
         """
         if self._hole is not None:
             raise self._hole
 
     def lag(self, sealed: Position, commit_time: datetime | None) -> CaptureLag | None:
-        """The lag of the position `sealed`, whose last transaction has the given `commit_time`; None before
-        the first sample.
+        """Return the lag of `sealed`, the last sealed position; None before the first sample. `commit_time`
+        is the commit time of the last sealed transaction.
         """
         sample = self._sample
         if sample is None:
@@ -145,8 +148,9 @@ class SourceWatch:
         )
 
     def _behind_seconds(self, sample: SourceSample, commit_time: datetime | None) -> float | None:
-        """Seconds since the last sealed commit, or since the last sample whose WAL position was sealed,
-        whichever is later. 0 if the position of this sample is sealed; None if neither time is known.
+        """Return the seconds that have passed since the last sealed commit, or since the last sample whose
+        WAL end was sealed, whichever is more recent. 0 if the WAL end of `sample` is sealed; None if neither
+        time is known.
         """
         if self._level is sample:
             return 0.0
@@ -155,7 +159,7 @@ class SourceWatch:
             for at in (commit_time, self._level.taken_at if self._level is not None else None)
             if at is not None
         ]
-        # The server's clock, which also sets commit times; the local clock may differ.
+        # Computed with the server's clock, which also sets commit times. The local clock may differ.
         now = sample.taken_at + timedelta(seconds=time.monotonic() - self._sampled_at)
         return max(0.0, (now - max(known)) / timedelta(seconds=1)) if known else None
 
@@ -200,8 +204,9 @@ class SpoolCapture(CaptureThread):
     """Captures one slot into one spool."""
 
     def __init__(self, settings: CaptureSettings, members: MembershipWatch | None = None) -> None:
-        """With `members`, the capture ends with an error if changes of a table may be missing, because it was
-        removed from the publication for a time. Without it, each consumer checks its tables itself.
+        """With `members`, the capture ends with an error if a table was removed from the publication for a
+        time, since changes of that table may be missing. Without `members`, each consumer of the spool checks
+        its own tables.
         """
         super().__init__(settings.spool, settings.types.writes)
         self._settings = settings
@@ -253,7 +258,9 @@ class SpoolCapture(CaptureThread):
             self._follow(stream, decoder, writer)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
-        """Called once a second while the creation of the slot waits for open transactions."""
+        """Report the open transactions that the creation of the slot waits for, once a second. Raises
+        `StoppedError` if the capture is stopped.
+        """
         if self._stopping.is_set():
             raise StoppedError
         log_wait(blockers)
@@ -287,8 +294,8 @@ class SpoolCapture(CaptureThread):
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
             self._do_housekeeping(stream, budget)
-            # Closed before all other resources: this sends the last confirmation, and the process may have
-            # little time left.
+            # The stream is closed before all other resources: closing it sends the last confirmation, and the
+            # process may have little time left.
             stream.close()
         finally:
             writer.close()
@@ -297,7 +304,9 @@ class SpoolCapture(CaptureThread):
         return self._settings.limits.seal_seconds if writer.pending_rows else _HOUSEKEEPING_SECONDS
 
     def _hold_seconds(self) -> float:
-        """Seconds that `take` may collect messages: until the next seal, at most `_HOUSEKEEPING_SECONDS`."""
+        """The time for which `take` may collect messages: until the next seal, but at most
+        `_HOUSEKEEPING_SECONDS`.
+        """
         return min(self._last_seal + self._seal_pause_seconds() - time.monotonic(), _HOUSEKEEPING_SECONDS)
 
     def _seal_if_due(self, writer: SpoolWriter, *, caught_up: bool) -> None:
@@ -357,10 +366,10 @@ def _warn_if_unreserved(slot: Slot) -> None:
 
 
 def seal_pause_seconds(least_seconds: float, waiting: int) -> float:
-    """The minimum time between two seals, which grows with the square of the number of unreleased segments
-    (`waiting`). So segments are small while the consumers keep up, and an absent consumer causes few
-    segments: about 1,800 after an hour, 5,500 after a day. The delay is small compared with the lag of the
-    consumers, and ends as soon as they have released the segments.
+    """Return the minimum time between two seals. It grows with the square of `waiting`, the number of
+    unreleased segments. So segments are small while the consumers keep up, and an absent consumer causes few
+    segments: about 1,800 after an hour, 5,500 after a day. The pause is short compared with the lag of the
+    consumers, and becomes shorter as soon as they release segments.
     """
     least_seconds = max(least_seconds, _SHORTEST_SEAL_SECONDS)
     return max(least_seconds, min(_LONGEST_SEAL_SECONDS, least_seconds * (waiting / _FEW_SEGMENTS) ** 2))

@@ -7,10 +7,10 @@ change that consumers need. The checks run from the most general cause to the mo
 missing slot, missing WAL, a missing publication, and last another reader of the slot, which is the only
 problem that resolves itself.
 
-The spool stores the memberships of each consumer's tables, and a check compares them with the catalog. So two
-interruptions between two checks are not detected: a new table that is added to the publication, removed and
-added again, and a publication that omits operations (`publish`) for some time. If the spool is lost, the
-memberships are recorded again from the catalog.
+For each consumer, the spool stores by which catalog entry each table is a member of the publication. A check
+compares these memberships with the catalog. So it does not detect two kinds of interruption between two
+checks: a new table is added to the publication, removed and added again; or the publication omits operations
+(`publish`) for some time. If the spool is lost, the memberships are recorded again from the catalog.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def check_continuity(
     needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str
 ) -> None:
     """Raise unless every change after `needed` can still be read. The server sends the transactions that
-    commit after `confirmed`; the spool contains those between the two positions `spool`. Nothing is missing
-    if the slot has not advanced past `needed`, or if the spool covers the range from `needed` to `confirmed`.
+    commit after `confirmed`; the spool contains those between the two positions in `spool`. Nothing is
+    missing if the slot has not advanced past `needed`, or if the spool covers the range from `needed` to
+    `confirmed`.
     """
     if confirmed <= needed:
         return
@@ -95,10 +96,10 @@ def check_system(
     name: str,
 ) -> None:
     """Raise unless the server `now` continues the WAL of the server `before`, from which changes up to `held`
-    were captured. A change of timeline is accepted under three conditions. Everything captured is before the
-    switch. The slot `name` was synchronised from the primary (Postgres 17 and later), since another slot may
-    lack catalog rows that decoding needs. The slot is not past the captured position, which
-    `check_continuity` verifies.
+    were captured. A change of timeline is accepted under three conditions. (1) Everything captured is before
+    the switch. (2) The slot `name` was synchronised from the primary (Postgres 17 and later); another slot
+    may lack catalog rows that decoding needs. (3) The slot is not past the captured position;
+    `check_continuity` checks that.
     """
     if now == before:
         return
@@ -196,8 +197,8 @@ class MembershipWatch:
         required: Collection[TableName],
         takes: Collection[TableName] | None,
     ) -> None:
-        """`takes` are the tables that the consumer reads by name. None stands for all published tables, of
-        which the `required` ones must stay published.
+        """`takes` are the tables that the consumer reads by name. If it is None, the consumer reads all
+        published tables, and those in `required` must stay published.
         """
         self._settings = settings
         self._consumer = consumer
@@ -207,7 +208,7 @@ class MembershipWatch:
         self._lock = threading.Lock()
 
     def check(self, *, is_first: bool = False) -> None:
-        """Raise `TableGapError` if changes of a recorded table may be missing; record new tables. With
+        """Raise `TableGapError` if changes of a recorded table may be missing, and record new tables. With
         `is_first`, earlier records are ignored, since nothing has been read yet.
         """
         with self._lock:  # an earlier check may still be running
@@ -218,7 +219,7 @@ class MembershipWatch:
         recorded = {} if is_first else load_memberships(settings.spool, self._consumer)
         found = self._inspect()
         if self._interruptions(found, recorded):
-            # Inspected again: a table that was altered between the queries may look like a removed table.
+            # Inspect again, since a table that was altered between the queries may look like a removed table.
             found = self._inspect()
         named = self._interruptions(found, recorded)
         if named:
@@ -268,9 +269,9 @@ class MembershipWatch:
     def _known(
         self, found: CapturedTables, recorded: Mapping[TableName, Membership]
     ) -> dict[TableName, Membership]:
-        """The memberships to store. For tables read by name: the recorded ones, and new tables. Otherwise:
-        known tables under their current names, dropped tables unless another table has their name, and new
-        tables.
+        """Return the memberships to store. For a consumer that reads tables by name, these are the recorded
+        ones and those of new tables. For other consumers, these are known tables under their current names,
+        new tables, and dropped tables whose names no other table has taken.
         """
         if self._takes is not None:
             return {**found.members, **recorded}
@@ -302,7 +303,7 @@ def _is_known_replacement(
 
 
 def load_memberships(root: Path, consumer: str) -> dict[TableName, Membership]:
-    """The recorded memberships of a consumer; empty before the first check."""
+    """Return the recorded memberships of a consumer; empty before the first check."""
     path = _path(root, consumer)
     try:
         data = storage.read(path)
@@ -388,7 +389,7 @@ def _check_history(
 
 def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
     """Create a missing slot, and its publication. Raises `SlotMissingError` if the slot may have existed
-    before, since changes would be missing.
+    before, since the changes after its loss would be missing.
     """
     if load_identity(settings.spool) is not None or not settings.tables:
         raise SlotMissingError(
@@ -407,8 +408,9 @@ def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
 
 
 def _check_ground(settings: CaptureSettings, reader: SpoolReader, slot: Slot) -> None:
-    """Check that slot and spool together contain what consumers need. A consumer that has released nothing
-    needs the spool from its start. If there is no consumer, a future one will.
+    """Raise unless slot and spool together contain what consumers need. A consumer that has released nothing
+    needs the spool from its start. A spool without consumers is also needed from its start, since a consumer
+    may be added later.
     """
     ground = reader.extent
     needed = released_by_all(settings.spool) or Position.ZERO

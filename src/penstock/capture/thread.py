@@ -47,7 +47,7 @@ class CaptureThread(ABC):
     """Captures into one spool in the background, between `start` and `stop`."""
 
     def __init__(self, spool: Path, writes: str) -> None:
-        """`writes` is the value format of the type policy, which the status file reports."""
+        """`writes` is the value format of the type policy; the status file reports it."""
         self._spool = spool
         self._writes = writes
         self._thread = threading.Thread(target=self._run, name="penstock-capture", daemon=True)
@@ -77,8 +77,8 @@ class CaptureThread(ABC):
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        # Does not use `join`: in Python 3.11, after a signal has interrupted a join, the next join returns at
-        # once.
+        # `join` cannot be used: in Python 3.11, after a signal has interrupted a join, the next join returns
+        # at once.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._ended.wait(_END_SECONDS)
 
@@ -89,20 +89,21 @@ class CaptureThread(ABC):
 
     @property
     def trouble(self) -> BaseException | None:
-        """The error that prevents the capture from continuing now; None if there is none. A capture that
-        waits for the spool's lock reports this here only, since it must not write the status file.
+        """The error that prevents the capture from continuing now; None if there is none. For a capture that
+        waits for the spool's lock, the error is found only here, since that capture must not write the status
+        file.
         """
         return self._trouble
 
     def wait_beyond(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait up to `timeout_seconds` until the spool extends past `position`. Raises the error that ended
-        the capture.
+        """Wait up to `timeout_seconds` until the spool extends past `position`; returns whether it does.
+        Raises the error that ended the capture.
         """
         return self._wait(lambda end: end > position, timeout_seconds)
 
     def wait_until(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait up to `timeout_seconds` until the spool contains everything up to `position`. Raises the error
-        that ended the capture.
+        """Wait up to `timeout_seconds` until the spool contains everything up to `position`; returns whether
+        it does. Raises the error that ended the capture.
         """
         return self._wait(lambda end: end >= position, timeout_seconds)
 
@@ -129,7 +130,9 @@ class CaptureThread(ABC):
         """
 
     def _facts(self, status: CaptureStatus) -> CaptureStatus:
-        """Add the facts of this capture method to a status report, which has the facts of all methods."""
+        """Return the status report with the facts of this capture method added. `status` contains the facts
+        that all methods report.
+        """
         return status
 
     # --- the capture thread ---------------------------------------------------------------------------------
@@ -148,8 +151,8 @@ class CaptureThread(ABC):
             self._ended.set()
 
     def _acquire(self, lock: SpoolLock) -> bool:
-        """Acquire the spool's lock, waiting while another capture has it; False if this capture is stopped
-        first. Writes no status: the status file belongs to the lock holder.
+        """Acquire the spool's lock, and wait while another capture holds it. Returns False if this capture is
+        stopped first. Writes no status: the status file belongs to the lock holder.
         """
         while not self._stopping.is_set():
             try:

@@ -1,7 +1,7 @@
 """`WalCapture`: the capture contracts for Postgres, over logical replication. The live stream runs a
 `SpoolCapture` and reads its spool. It resumes after the position that it has released in the spool or,
 without a spool, after the slot's `confirmed_flush_lsn`. A snapshot is read under an exported snapshot, and
-its values are decoded as those of the stream.
+its values are decoded in the same way as those of the stream.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     """
 
     settings: CaptureSettings
-    """Its `tables` are required and managed, unless `with_publication_management` was called."""
+    """The tables in `settings.tables` are required and managed, unless `with_publication_management` was
+    called.
+    """
     required: frozenset[TableName] | None = None
     manage: bool = False
     takes: frozenset[TableName] | None = None
-    """The tables that the caller reads, all of which must be published; None: all published tables."""
+    """The tables that the caller reads, all of which must be published. None stands for all published tables.
+    """
 
     def with_publication_management(self, required: AbstractSet[TableName], manage: bool) -> WalCapture:
-        """The same capture, whose `live` ensures that the publication contains `required`. With `manage` it
-        creates or extends the publication if the role may. Otherwise it logs a warning with the SQL to run
-        for missing tables, and continues without them.
+        """Return a copy of this capture whose `live` ensures that the publication contains `required`. With
+        `manage`, `live` creates or extends the publication if the role may. Otherwise it logs a warning with
+        the SQL to run for missing tables, and continues without them.
         """
         return replace(self, required=frozenset(required), manage=manage)
 
@@ -65,15 +68,15 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
 
         Raises at once if the stream cannot start, for example if the server cannot be reached. It also raises
         if a table was out of the publication for some time since the last run, because the server does not
-        send its changes from that time. `next` raises later problems: a table that leaves the publication
-        (within half a minute); a slot that was dropped, invalidated or advanced by others; a spool that is
-        full because other consumers are behind; invalid protocol bytes. Any thread may call `close`, which
-        ends a waiting `next`.
+        send its changes from that time. `next` raises errors that occur later: a table leaves the publication
+        (detected within half a minute); the slot is dropped, invalidated or advanced by others; the spool is
+        full because other consumers are behind; the server sends invalid protocol bytes. Any thread may call
+        `close`, which ends a waiting `next`.
 
         One stream contains all tables, so an unreadable value ends it for all of them. With
-        `types.on_unrepresentable: error`, so does a value that its type cannot hold. All transactions before
-        that of the value are delivered, then `next` raises an error that names table and column. This repeats
-        after each restart until the policy accepts the value.
+        `types.on_unrepresentable: error`, a value that its type cannot hold also ends the stream. All
+        transactions before that of the value are delivered, then `next` raises an error that names table and
+        column. This repeats after each restart until the policy accepts the value.
 
         If partitions do not log their root's key, `live` raises `PartitionIdentityError`, and `next` of a
         running stream raises it within half a minute. The error names the tables, and its hint is the

@@ -1,12 +1,12 @@
-"""Acknowledgements: the position up to which everything has been acknowledged.
+"""Acknowledgements: determine the position up to which everything has been acknowledged.
 
 `AckWatermark` accepts an acknowledgement for each change, in any order. It numbers changes as they are
 delivered. Changes that are confirmed without a gap from the first one are represented by one number, the
 floor; changes confirmed beyond a gap are kept as runs. So memory grows with the number of gaps, not with the
 number of changes: a delivered change costs only its own acknowledgement object.
 
-`CumulativeAcks` is for readers whose acknowledgement of one key, such as a place in a stream or an epoch,
-covers everything before it.
+`CumulativeAcks` is for readers that acknowledge a key, such as an epoch or an offset in a stream, and so
+acknowledge everything up to that key.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Value = TypeVar("Value")
 
 @final
 class _Transaction:
-    """A commit of which changes have been delivered.
+    """A commit of which at least one change has been delivered.
 
-    `before` is the resume position while the transaction is unconfirmed, `end` the one after it is confirmed.
-    `end` is past the commit if no changes follow it. `last` is the number of its last change, None while more
-    may follow.
+    `before` is the position to resume from while the transaction is unconfirmed, `end` the one after it is
+    confirmed. `end` is later than the commit if no other change commits up to there. `last` is the number of
+    its last change, or None while more changes may follow.
     """
 
     __slots__ = ("before", "end", "last", "position")
@@ -46,7 +46,7 @@ class _Transaction:
 
 @final
 class _Run:
-    """Confirmed changes `first` to `last`, and the transaction of the last."""
+    """Confirmed changes with the numbers `first` to `last`, and the transaction of the last one."""
 
     __slots__ = ("first", "last", "transaction")
 
@@ -74,7 +74,7 @@ class NumberedAck(Ack):
 
 
 class AckWatermark:
-    """The end of the last transaction up to which every change is confirmed.
+    """Determines the end of the last transaction up to which every change is confirmed.
 
     One thread calls `deliver` and `settle`, in stream order. Any thread may call the other methods.
     """
@@ -90,7 +90,7 @@ class AckWatermark:
         self._by_last: dict[int, _Run] = {}
 
     def deliver(self, position: Position) -> NumberedAck:
-        """Number the next change, which belongs to the commit at `position`."""
+        """Number the next change, which belongs to the commit at `position`; returns its acknowledgement."""
         with self._lock:
             if self._current.last is not None or self._current.position != position:
                 self._end_transaction()
@@ -100,7 +100,7 @@ class AckWatermark:
 
     def settle(self, position: Position) -> None:
         """Mark everything up to `position` as delivered: the last transaction is complete, and no further
-        change ends at or before `position`.
+        change commits at or before `position`.
         """
         with self._lock:
             self._end_transaction()
@@ -124,14 +124,14 @@ class AckWatermark:
 
     @property
     def resume(self) -> Position:
-        """Everything at or before this position is confirmed. It never decreases."""
+        """The position up to which everything is confirmed. It never decreases."""
         with self._lock:
             transaction = self._floor.transaction
             return transaction.end if transaction.last == self._floor.last else transaction.before
 
     @property
     def runs(self) -> int:
-        """How many runs of changes are confirmed beyond a gap. Memory grows with this number."""
+        """The number of runs of changes that are confirmed beyond a gap. Memory grows with this number."""
         with self._lock:
             return len(self._by_first)
 
@@ -153,9 +153,10 @@ class AckWatermark:
 
 
 class CumulativeAcks(Generic[Key, Value]):
-    """The values reached with each key, in ascending order of keys. Used by one thread at a time.
-    Acknowledging a key acknowledges all smaller ones. With `limit`, memory is bounded: when there are that
-    many entries, every second one is dropped, and its key then reaches what the entry before it does.
+    """Keys in ascending order, each with the value that is reached when the key is acknowledged. Used by one
+    thread at a time. Acknowledging a key acknowledges all smaller ones. With `limit`, memory is bounded: when
+    there are that many entries, every second one is dropped. Acknowledging the key of a dropped entry reaches
+    only the value of the entry before it.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -164,7 +165,7 @@ class CumulativeAcks(Generic[Key, Value]):
         self._values: list[Value] = []
 
     def append(self, key: Key, value: Value) -> None:
-        """Add an entry. `key` must be greater than that of the last one."""
+        """Add an entry. `key` must be greater than that of the last entry."""
         if self._limit is not None and len(self._keys) >= self._limit:
             self._keys, self._values = self._keys[::2], self._values[::2]
         self._keys.append(key)
@@ -179,7 +180,7 @@ class CumulativeAcks(Generic[Key, Value]):
         return self._values.pop()
 
     def reached_by(self, key: Key) -> Value | None:
-        """The value of the greatest key up to `key`; None if no entry has such a key, or if it was
+        """Return the value of the greatest key up to `key`; None if there is no such entry, or if it was
         removed.
         """
         found = bisect_right(self._keys, key)
@@ -194,7 +195,7 @@ class CumulativeAcks(Generic[Key, Value]):
         return taken
 
     def forget_before(self, key: Key) -> None:
-        """Remove the entries that are not needed for `reached_by` of `key` or greater ones."""
+        """Remove the entries that `reached_by` does not need for `key` and greater keys."""
         found = bisect_right(self._keys, key) - 1
         if found > 0:
             del self._keys[:found], self._values[:found]

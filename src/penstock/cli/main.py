@@ -24,7 +24,7 @@ from penstock.cli.command_groups import tables_app
 from penstock.errors import EnvironmentUnfitError, PenstockError
 from penstock.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel, configure_logging, is_json
 
-_log = logging.getLogger("penstock.cli")  # run with -m, this module has another name
+_log = logging.getLogger("penstock.cli")  # not __name__, which is __main__ with python -m
 _LOG_OPTIONS = ("--log-level", "--log-format")
 
 
@@ -37,7 +37,7 @@ def _print_version(is_asked: bool) -> None:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # it would print local variables, including secrets
+    pretty_exceptions_enable=False,  # typer would print local variables, including secrets
     help="Change data capture from Postgres to Delta, Iceberg, Postgres or Parquet, on Spark.",
 )
 
@@ -210,9 +210,9 @@ def main() -> None:
     """Entry point of the console script. An error becomes a message and an exit code, never a traceback."""
     logging.getLogger("py4j").setLevel(
         logging.CRITICAL
-    )  # it prints every exception that is raised inside a batch
-    # Without a handler at the root, py4j adds one that prints: a traceback when the JVM dies, and later
-    # records twice.
+    )  # py4j logs every exception that is raised inside a batch
+    # Without a handler at the root logger, py4j adds one that prints to standard error: it would print a
+    # traceback when the JVM dies, and every later record a second time.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         app(args=_logging_first(sys.argv[1:]), standalone_mode=True)

@@ -35,7 +35,9 @@ _TICK_SECONDS = 5.0
 
 
 class LiveDisplay(PipelineObserver):
-    """Context manager. Draws in place on a terminal, and prints plain lines elsewhere."""
+    """Shows the progress of a pipeline: draws in place on a terminal, and prints plain lines elsewhere. It is
+    a context manager.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -71,7 +73,7 @@ class LiveDisplay(PipelineObserver):
             self._status.stop()
 
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
-        if self._streaming.is_set():  # the progress bars have ended: there is one live line at a time
+        if self._streaming.is_set():  # the progress bars have ended, and rich allows only one live display
             self._console.print(
                 f"  copying {escape(str(table))}: {chunks} chunks", highlight=False, soft_wrap=True
             )
@@ -188,7 +190,7 @@ _log = logging.getLogger(__name__)
 def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
     """Run until stopped, or with `once` until caught up. Returns the exit code."""
     config = load_config(path)
-    config.source.address()  # fails on a missing secret before Spark starts
+    config.source.address()  # raises for a missing secret before Spark starts
     ended_by: list[int] = []
     with ExitStack() as stack:
         observer = PipelineObserver() if is_json() else stack.enter_context(LiveDisplay(console))

@@ -81,7 +81,9 @@ def _print_tables(console: Console, tables: Mapping[TableName, TableStatus], mos
 
 
 def name_width(names: Iterable[str]) -> int:
-    """Width of a column of names. A longer name moves the rest of its line to the right."""
+    """Width of a column of names, up to a limit. A name above the limit moves the rest of its line to the
+    right.
+    """
     return min(max(map(len, names), default=0), _WIDEST)
 
 

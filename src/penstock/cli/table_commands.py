@@ -76,7 +76,7 @@ def _from(members: Sequence[str]) -> str:
 
 
 def order(path: Path, names: list[str], what: str) -> None:
-    """Write the request to the state directory.
+    """Write a request to the state directory. `what` is a key of `_CHANGES`.
 
     Raises `NoTablesError` if the source or the pipeline does not have the table.
     """
@@ -166,7 +166,7 @@ def order_replay(path: Path, names: list[str]) -> None:
     strange = [name for name in tables if name not in found]
     if strange:
         raise NoTablesError(
-            f"{', '.join(map(str, strange))} has no open dead letters",
+            f"there are no open dead letters of {', '.join(map(str, strange))}",
             hint="see `penstock dead-letters list CONFIG`",
         )
     change_overrides(config.state, lambda orders: orders.replay_dead_letters(tables))

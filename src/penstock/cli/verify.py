@@ -26,10 +26,12 @@ _NULL = "[dim]null[/]"
 def run_verify(
     path: Path, tables: Sequence[str], *, as_json: bool, console: Console, progress: Console
 ) -> int:
-    """Compare, and print the report to `console`, progress to `progress`. Returns the exit code."""
+    """Compare source and target. Prints the report to `console` and the progress to `progress`; returns the
+    exit code.
+    """
     config = load_config(path)
     names = [_parsed(text) for text in tables]
-    with connect(config.source.address()):  # fails on connection problems before Spark starts
+    with connect(config.source.address()):  # raises for connection problems before Spark starts
         pass
     with progress.status("starting Spark …") as status:
         report = verify_tables(

@@ -1,7 +1,7 @@
-"""The pipeline configuration: one YAML file, every option declared here once.
+"""The pipeline configuration: one YAML file. Each option is declared once, in a model of this package.
 
-Relative paths are relative to the file. Secrets are references, resolved when they are used and not when the
-file is read.
+Relative paths are relative to the file. Secrets are references. They are resolved when they are used, not
+when the file is read.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class SparkConfig(Model):
     )
 
     def settings(self) -> dict[str, str | Secret]:
-        """Spark settings with the secrets resolved."""
+        """Return the Spark settings with their secrets resolved."""
         return {
             name: value if isinstance(value, str) else value.resolve() for name, value in self.conf.items()
         }
 
     def resolved(self, base: Path) -> SparkConfig:
-        """Paths in the file are relative to the file."""
+        """Return this section with relative paths resolved against `base`, the directory of the file."""
         conf = {
             name: FileReference(file=base / each.file) if isinstance(each, FileReference) else each
             for name, each in self.conf.items()
@@ -105,8 +105,8 @@ class TypesConfig(Model):
 
 
 class _MatchingRules:
-    """The rules that match each table. They are found once for each table, because an epoch asks for several
-    settings of every table, and a pipeline may have a thousand rules.
+    """Finds the rules that match a table. Stores them by table, because an epoch needs several settings of
+    every table, and a pipeline may have a thousand rules.
     """
 
     def __init__(self, tables: tuple[TableRule, ...]) -> None:
@@ -284,7 +284,7 @@ class PipelineConfig(Model):
 
     @property
     def published_by(self) -> str | None:
-        """The publication, whose column lists and row filters apply; None if the capture method uses no
+        """The publication whose column lists and row filters apply; None if the capture method uses no
         publication.
         """
         return self.publication if self.capture_method.uses_publication else None
@@ -338,7 +338,7 @@ class PipelineConfig(Model):
         return [name for name in named if name not in self._removed]
 
     def selects(self, name: TableName) -> bool:
-        """Whether this source table is selected, for its own target or as a member of a routed one."""
+        """Whether this source table is selected, for its own target or as a member of a routed table."""
         route = self.route_of(name)
         return (
             name not in self._removed
@@ -347,7 +347,7 @@ class PipelineConfig(Model):
         )
 
     def route_of(self, name: TableName) -> Route | None:
-        """The route of this source table; None if its target has its own name."""
+        """The route of this source table; None if the table is not routed into another target."""
         if not self.is_routing:
             return None
         return next(
@@ -360,8 +360,8 @@ class PipelineConfig(Model):
         return any(rule.into is not None for rule in self.tables)
 
     def has(self, name: TableName) -> bool:
-        """Whether the pipeline has a table of this name: a source table, or a target that others are routed
-        into.
+        """Whether the pipeline has a table with this name: a source table with its own target, or a target
+        that other tables are routed into.
         """
         is_target = any(
             route is not None and route.into == name for route in (rule.route for rule in self.tables)
@@ -371,7 +371,7 @@ class PipelineConfig(Model):
         )
 
     def rules_of(self, name: TableName) -> list[TableRule]:
-        """The rules that match a table of the pipeline. Of several that set a key, the last wins."""
+        """The rules that match a table of the pipeline. For each key, the last rule that sets it applies."""
         return self._matching_rules.of(name)
 
     @cached_property
@@ -394,7 +394,7 @@ class PipelineConfig(Model):
         return self.mode_of(name if route is None else route.into)
 
     def unkeyed(self, names: Iterable[TableName]) -> list[TableName]:
-        """Source tables with table mode append; they need no key."""
+        """The tables among `names` that need no key, because their targets have table mode append."""
         return [name for name in names if self.source_mode(name).is_log]
 
     def schema_rule(self, name: TableName) -> SchemaRule:
@@ -406,7 +406,7 @@ class PipelineConfig(Model):
         )
 
     def transform_of(self, name: TableName) -> Transform | None:
-        """The transform of the table's rows; None if it has none."""
+        """The transform of the table's rows; None if the rows are not transformed."""
         rule = next((rule for rule in reversed(self.rules_of(name)) if rule.transforms), None)
         return (
             None
@@ -423,23 +423,23 @@ class PipelineConfig(Model):
         return next(said, self.refused)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
-        """The configuration with some tables added and others removed."""
+        """Return the configuration with the tables `added`, and without the tables `removed`."""
         rules = [
             TableRule.model_validate({"table": str(name)})
             for name in added
             if not self.has(name) and not self.selects(name)
         ]
         changed = self.model_copy(update={"tables": (*self.tables, *rules)})
-        changed._removed = frozenset(removed)  # noqa: SLF001 of this very class
+        changed._removed = frozenset(removed)  # noqa: SLF001 an attribute of this class
         return changed
 
     def capture_settings(
         self, *, quiet_seconds: float | None = None, tables: Iterable[TableName] = ()
     ) -> CaptureSettings:
-        """Settings of the capture.
+        """Return the settings of the capture.
 
-        Without `tables` it creates neither publication nor slot: the pipeline does that itself, and a lost
-        slot must not be recreated silently.
+        Without `tables`, the capture creates neither publication nor slot. The pipeline creates them, because
+        a lost slot must not be recreated silently.
         """
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
@@ -493,7 +493,7 @@ def load_config(path: Path) -> PipelineConfig:
 
 
 def _yaml_problem(error: Exception) -> str:
-    """The problem and its place, without the text itself, which may be a password."""
+    """Describe the problem and its place without quoting the file, which may contain a password."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return "it has an invalid character or value"
     problem = _YAML_NAME.sub(r"\1", error.problem or error.context or "it cannot be parsed")
@@ -502,7 +502,9 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _place(location: tuple[str | int, ...]) -> str:
-    """The path of a key. Text that does not look like a key is hidden, since it may be a password."""
+    """The path of a key in the file. Text that does not look like a key is hidden, because it may be a
+    password.
+    """
     if "password" in location:
         location = location[: location.index("password") + 1]
     return (
@@ -512,7 +514,7 @@ def _place(location: tuple[str | int, ...]) -> str:
 
 
 def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
-    """The configuration with all paths resolved relative to the directory of the file."""
+    """Return the configuration with all relative paths resolved against `base`, the directory of the file."""
     source = config.source
     if isinstance(source.password, FileReference):
         source = source.model_copy(update={"password": FileReference(file=base / source.password.file)})

@@ -19,14 +19,14 @@ from penstock.transforms.transform import Transform
 
 class ExistingPolicy(StrEnum):
     REFUSE = "refuse"
-    """The table fails; the existing one is not changed."""
+    """The source table fails. The existing target table is not changed."""
     ADOPT = "adopt"
-    """The pipeline takes the table over.
+    """The pipeline takes over the existing table.
 
     The table keeps its rows until a snapshot is complete; then the rows of the snapshot replace them.
     """
     REPLACE = "replace"
-    """The table is deleted with all its data, and the pipeline creates its own."""
+    """The existing table is deleted with all its data, and the pipeline creates a new one."""
 
     @property
     def consequence(self) -> str:
@@ -54,7 +54,7 @@ class Route:
 
 
 def check_routes(routes: Iterable[Route | None]) -> None:
-    """All rules that route into one target must agree on its source column."""
+    """Raise `ValueError` if rules that route into the same target have different source columns."""
     columns: dict[TableName, str] = {}
     for route in routes:
         if route is not None and columns.setdefault(route.into, route.source_column) != route.source_column:
@@ -66,12 +66,12 @@ def check_routes(routes: Iterable[Route | None]) -> None:
 
 class SchemaPolicy(StrEnum):
     EVOLVE = "evolve"
-    """The target is altered. A mirror is resynced where that is not possible."""
+    """The target is altered. If that is not possible, a mirror is resynced."""
     ADDITIVE = "additive"
     """Columns are added and widened. Any other change fails the table."""
     IGNORE = "ignore"
-    """The target keeps its columns. New ones are left out, dropped ones become NULL. A change that does not
-    fit into these columns fails the table.
+    """The target keeps its columns. Columns that are new in the source are left out, and columns that were
+    dropped there become NULL. A change that does not fit into the target's columns fails the table.
     """
     STOP = "stop"
     """Any change of a column or of the key fails the table."""
@@ -103,8 +103,9 @@ def plan_following(
     ends: bool = False,
     reported: Sequence[DdlHint] = (),
 ) -> Evolution:
-    """Plan the changes of `target` for rows of `versions`. Raises `ResyncRequired` if the target must be
-    resynced, `SchemaChangedError` if the policy does not allow the change.
+    """Plan the schema changes after which `target` can hold rows of the source schemas `versions`. Raises
+    `ResyncRequired` if the target must be resynced, and `SchemaChangedError` if the policy does not allow the
+    changes.
 
     `ends` and `reported` are passed to `plan_evolution`.
     """

@@ -17,14 +17,14 @@ from penstock.secret import FileSecret, Secret
 
 
 class Model(BaseModel):
-    """A section of the file. Unknown keys are errors."""
+    """Base class of the configuration file's sections. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_local(cls, value: Any, info: ValidationInfo) -> Any:
-        """Validate a path. A `file:` URL is accepted, any other URL is an error."""
+        """Convert a path field. Accepts a path or a `file:` URL; any other URL is an error."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         holds_path = Path in (annotation, *get_args(annotation))
         return parse_location(value) if holds_path and isinstance(value, str | Path) else value
@@ -52,7 +52,9 @@ class EnvReference(Model):
         return Secret(value)
 
     def follow(self) -> Secret:
-        """The secret. Same as `resolve`, because environment variables of this process do not change."""
+        """Return the secret. Does the same as `resolve`, because environment variables of this process do not
+        change.
+        """
         return self.resolve()
 
 
@@ -62,11 +64,11 @@ class FileReference(Model):
     file: Path
 
     def resolve(self) -> Secret:
-        """The current content."""
+        """Return the current content of the file as a secret."""
         return Secret(FileSecret.at(self.file).reveal())
 
     def follow(self) -> Secret:
-        """A function that reads the file at each use. Raises an error if the file cannot be read now."""
+        """Return a secret that reads the file at each use. Raises an error if the file cannot be read now."""
         secret = FileSecret.at(self.file)
         secret.reveal()
         return secret
@@ -95,6 +97,6 @@ def parse_seconds(duration: str) -> float:
 
 
 def checked_duration(value: str) -> str:
-    """Validate a duration in a field of the configuration."""
+    """Return the duration `value` unchanged, or raise `ValueError` if it is not valid."""
     parse_seconds(value)
     return value

@@ -190,8 +190,8 @@ class ParquetConfig(Model):
 class IcebergConfig(Model):
     """Iceberg tables in a Spark catalog, each as `<catalog>.<namespace>.<schema>.<table>`. Needs Spark 4.1.
 
-    Configure the catalog in `spark.conf`, under `spark.sql.catalog.<catalog>`. Without that, it is a Hadoop
-    catalog in `warehouse`.
+    Configure the catalog in `spark.conf`, under `spark.sql.catalog.<catalog>`. Without such settings, it is a
+    Hadoop catalog in `warehouse`.
     """
 
     catalog: str = Field(
@@ -240,13 +240,13 @@ class SinkConfig(Model):
 
     @property
     def root(self) -> Path:
-        """The directory next to the tables that contains epoch records, unfinished snapshots and dead
-        letters.
+        """The directory for epoch records, unfinished snapshots and dead letters. It is next to the target
+        tables.
         """
         return next(iter(self._given().values())).root
 
     def resolved(self, base: Path) -> SinkConfig:
-        """Paths in the file are relative to the file."""
+        """Return this section with relative paths resolved against `base`, the directory of the file."""
         return self.model_copy(update={name: each.resolved(base) for name, each in self._given().items()})
 
     def _given(self) -> dict[str, DeltaConfig | PostgresConfig | ParquetConfig | IcebergConfig]:

@@ -78,10 +78,10 @@ class ColumnsConfig(Model):
 
 
 class TableRule(Model):
-    """Selects one table by name, or all that match a pattern.
+    """Selects one table by name, or all tables that match a pattern.
 
-    If several rules match a table, the last one that sets a key wins. A plain string is `table`, or `match`
-    if it contains `*`, `?` or `[`.
+    If several rules match a table, the last rule that sets a key defines the value of that key. A rule can
+    also be a plain string. It is then the value of `table`, or of `match` if it contains `*`, `?` or `[`.
     """
 
     table: str | None = Field(
@@ -167,7 +167,7 @@ class TableRule(Model):
 def build_transform(
     rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool
 ) -> Transform:
-    """Build the transform of a rule. Resolves `hash_key` if columns are hashed."""
+    """Build the transform of a rule. Resolves `hash_key` if the rule hashes columns."""
     if rule.sql is not None:
         return Transform(sql=rule.sql, needs_key=needs_key)
     columns = rule.columns or ColumnsConfig.model_validate({})

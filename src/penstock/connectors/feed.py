@@ -4,8 +4,8 @@ changes, as Arrow batches.
 Nothing is decoded here: the spool contains typed batches, and snapshots use the decoder of the stream.
 
 The thread creates publication and slot, runs a `SpoolCapture`, copies the tables that need a snapshot, and
-then reads the spool, so the consumer never waits for a server. The thread retries temporary errors. The
-consumer gets all others after it has taken all earlier rows.
+then reads the spool, so the consumer never waits for a server. The thread retries temporary errors. All other
+errors are raised in the consumer, after it has taken all earlier rows.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ from penstock.spool.rows import RejectedChange, first_rejected, read_rows
 def ensure_source(settings: CaptureSettings, on_wait: OnWait, *, is_known: bool) -> None:
     """Create missing publication and slot, or raise an error with the statements that fix the problem.
 
-    A slot is created only if none can have existed before: not for a consumer that `is_known`, and not for a
-    spool filled from a slot. Creating it waits for the open transactions; `on_wait` gets them once a second.
+    A slot is created only if there cannot have been one before: not if `is_known` (the consumer has a
+    position), and not if the spool was filled from a slot. Creating a slot waits for the open transactions;
+    `on_wait` gets these once a second.
     """
     address, tables = settings.address, settings.tables
     if is_known or load_identity(settings.spool) is not None:
@@ -69,8 +70,8 @@ def ensure_source(settings: CaptureSettings, on_wait: OnWait, *, is_known: bool)
 def check_members(
     settings: CaptureSettings, tables: Collection[TableName], before: Mapping[TableName, Membership]
 ) -> Mapping[TableName, Membership]:
-    """The publication membership of `tables`. Raises if changes of a table that was a member `before` may be
-    missing.
+    """The current publication membership of `tables`. Raises if changes may be missing of a table that was a
+    member according to `before`.
     """
     found = inspect_captured_tables(settings.address, settings.publication, lambda table: table in tables)
     for table, reason in found.interruptions(before, must_be_captured=bool(settings.tables)).items():
@@ -93,7 +94,7 @@ class Begun:
 
     floor: Position
     members: Mapping[TableName, Membership] = field(default_factory=dict)
-    """Current publication membership of the tables; valid for all later steps."""
+    """Publication membership of the tables, as it was checked at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class ChangedRows:
 
     @property
     def last_commit(self) -> tuple[Position, int]:
-        """The last commit, and the number of rows that belong to it."""
+        """The position of the last commit in the batch, and the number of rows that belong to it."""
         versions = _versions(self.records)
         return Position.of(versions[-1].as_py()), _count(versions, versions[-1])
 
@@ -161,7 +162,9 @@ class Range:
         return cls({table: wanted[table] for table in sorted(wanted) if wanted[table]}, skip)
 
     def first_rejected(self, *, reject_inexact: bool) -> RejectedChange | None:
-        """The first value of any table that must not be delivered, and so ends the stream."""
+        """The first change, of any table, with a value that must not be delivered and therefore ends the
+        stream; None if there is no such change.
+        """
         found = (
             first_rejected(table, slices, reject_inexact=reject_inexact)
             for table, slices in self.tables.items()
@@ -169,13 +172,13 @@ class Range:
         return min(filter(None, found), key=attrgetter("version"), default=None)
 
     def rows(self) -> Iterator[ChangedRows]:
-        """The rows, table by table, each in commit order."""
+        """The rows, table by table; those of one table in commit order."""
         for table, slices in self.tables.items():
             skip = self.skip.get(table, Offset(Position.ZERO))
             known = skip.rows or 0
             for each in slices:
                 for batch in read_rows(each, BATCH_ROWS, BATCH_BYTES):
-                    # They come first: `_after` left out all earlier commits.
+                    # Rows that were already delivered come first: `_after` left out all earlier commits.
                     delivered = min(known, _count(_versions(batch), skip.position.value)) if known else 0
                     known -= delivered
                     if batch.num_rows > delivered:
@@ -183,8 +186,8 @@ class Range:
 
 
 def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlice, ...]:
-    """The files with commits after the offset. If the commit at the offset was delivered only in part, its
-    file is included.
+    """The files with commits after the offset. If the commit at the offset was delivered only in part, the
+    file with that commit is included.
     """
     if offset is None:
         return tuple(slices)
@@ -215,8 +218,8 @@ def copy_tables(
 ) -> Iterator[Step]:
     """The rows of `tables` under one exported snapshot, one table after the other.
 
-    With `again`, the consumer may have rows of an earlier snapshot that no longer exist in the source: each
-    table is truncated first.
+    With `again`, a truncate precedes the rows of each table: the consumer may have rows of an interrupted
+    snapshot that no longer exist in the source.
     """
     if not tables:
         return
@@ -225,7 +228,7 @@ def copy_tables(
             schema = table.schema
             if again:
                 yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
-            ordinal = 1  # after the truncate
+            ordinal = 1  # the truncate has ordinal 0
             with closing(
                 table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)
             ) as batches:
@@ -254,8 +257,8 @@ _WATCHES_PER_CHECK = 6
 
 
 class StepQueue:
-    """Bounded queue of steps between two threads, followed by the error that ended them. `ready` is set while
-    it has an item.
+    """Bounded queue of steps from the feed's thread to the consumer. After the last step it has the error
+    that ended the feed. The event `ready` is set while the queue has a step or an error.
     """
 
     def __init__(
@@ -271,8 +274,8 @@ class StepQueue:
         self._is_closed = False
 
     def put(self, steps: Sequence[Step]) -> bool:
-        """Wait for room, then append all steps at once; False if the queue is closed. An empty queue accepts
-        steps of any size.
+        """Wait for room, then append all steps at once. Returns False if the queue is closed. An empty queue
+        accepts steps of any size.
         """
         size = sum(map(_size, steps))
         with self._changed:
@@ -305,13 +308,14 @@ class StepQueue:
             if isinstance(step, Rows) and step.records.num_rows > max_rows:
                 self._steps.appendleft(replace(step, records=step.records.slice(max_rows)))
                 step = replace(step, records=step.records.slice(0, max_rows))
-            # The parts of a batch need not add up to its size.
+            # The sizes of a batch's parts need not add up to the size of the batch, so an empty queue resets
+            # the count.
             self._bytes = self._bytes - _size(step) if self._steps else 0
             self._changed.notify_all()
             return step
 
     def take_mark(self) -> Step | None:
-        """The next step if it is available and has no rows."""
+        """The next step if it is available and has no rows; otherwise None."""
         with self._changed:
             if not self._steps or isinstance(self._steps[0], Rows):
                 return None
@@ -349,12 +353,12 @@ def grouped(steps: Iterable[Step]) -> Iterator[tuple[Step, ...]]:
 
 
 class Feed:
-    """Reads from `progress` on, between `start` and `stop`."""
+    """Reads the steps after `progress` into the queue `steps`, from `start` until `stop`."""
 
     def __init__(
         self, settings: CaptureSettings, progress: Progress, ready: threading.Event, *, takes_all: bool
     ) -> None:
-        """With `takes_all`, also reads tables that join the publication later."""
+        """With `takes_all`, the feed also reads tables that are added to the publication later."""
         self.steps = StepQueue(ready)
         self._settings = settings
         self._tables = frozenset(progress.tables)
@@ -363,7 +367,7 @@ class Feed:
         self._followed = progress.followed
         self._begin = progress.floor
         self._to_copy = list(progress.to_copy)
-        # Checkpoints do not record a partly copied table.
+        # A checkpoint does not record whether a table was copied in part, so assume that it was.
         self._copies_again = progress.floor > Position.ZERO
         self._skip: dict[TableName, Offset] = dict(progress.ahead)
         self._capture = SpoolCapture(replace(settings, tables=()))
@@ -377,7 +381,7 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close slot and spool. Acknowledges nothing."""
+        """Stop the thread and the capture, which closes slot and spool. Acknowledges nothing."""
         self._stopping.set()
         self.steps.close()
         self._capture.stop()
@@ -386,7 +390,7 @@ class Feed:
 
     @property
     def trouble(self) -> BaseException | None:
-        """The error that blocks the feed now; None if there is none. An error of the capture counts even
+        """The error that blocks the feed now; None if there is none. An error of the capture is returned even
         while earlier steps wait in the queue.
         """
         return self._trouble or self._capture.trouble
@@ -415,8 +419,8 @@ class Feed:
             self._capture.stop()
 
     def _make_ready(self) -> None:
-        """Create publication and slot, then check the tables. A missing slot is a gap, which the capture
-        reports.
+        """Create publication and slot, then check the tables. If a slot existed before and is missing now,
+        this creates none: the capture reports the gap.
         """
         settings = self._settings
         ensure_source(settings, self._check_running, is_known=self._begin > Position.ZERO)
@@ -428,8 +432,8 @@ class Feed:
             raise SpoolError(f"the spool cannot be written: {error}") from error
 
     def _await_begin(self) -> Position:
-        """Wait until the capture has opened the spool, and return its position. Before that, another process
-        may move the position.
+        """Wait until the capture has opened the spool, and return the position after which reading starts.
+        Before the spool is open, another process may still move that position.
         """
         while not self._capture.wait_until(Position.ZERO, _WAIT_SECONDS):
             self._check_capture()
@@ -440,8 +444,8 @@ class Feed:
         return begun if begun > Position.ZERO else self._reader.start or end
 
     def _copy(self) -> None:
-        """Copy the remaining tables. After an interruption, incomplete tables start again under another
-        snapshot.
+        """Copy the tables that are not yet copied. After an interruption, incomplete tables start again under
+        another snapshot.
         """
         again, self._copies_again = self._copies_again, True
         for group in grouped(copy_tables(self._settings, self._to_copy, self._check_running, again=again)):
@@ -462,7 +466,8 @@ class Feed:
             if not self._capture.wait_beyond(at, _WAIT_SECONDS):
                 continue
             upto = self._reader.limit(at, max_rows=_READ_ROWS)
-            # The capture reports more than the reader finds: reading up to its position raises the gap error.
+            # If the reader finds nothing although the capture has more, read up to the capture's position:
+            # this raises the error for the gap.
             upto = upto if upto > at else self._capture.end or at
             rejected = self._deliver(at, upto)
             if rejected is not None:
@@ -482,12 +487,13 @@ class Feed:
             _log.info("publication membership not checked", extra={"code": error.code})
 
     def _deliver(self, at: Position, upto: Position) -> PenstockError | None:
-        """Deliver the changes in `(at, upto]`. Before a value that ends the stream, deliver the whole
-        transactions before it and return its error.
+        """Deliver the changes in `(at, upto]`; returns None. If one of them has a value that ends the stream,
+        deliver only the whole transactions before it, and return the error for that value.
 
-        In that case the floor does not move. Only the end positions of commits may be confirmed, and no known
-        position lies right before the rejected commit. The server skips a transaction if its commit record
-        *begins* before the confirmed position.
+        After such an error the floor does not move. Only the end position of a commit may be confirmed, and
+        the end of the last commit before the rejected one is not known here. Another position just before the
+        rejected commit is not safe: the server skips a transaction whose commit record *begins* before the
+        confirmed position.
         """
         found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
         rejected = found.first_rejected(reject_inexact=self._settings.types.rejects_inexact)

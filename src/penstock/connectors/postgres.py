@@ -55,13 +55,13 @@ class PostgresConnector(SourceConnector):
     """Copies tables, then streams their changes. `config` has the options in
     `connectors.settings.CONNECTOR_OPTIONS`.
 
-    Within one range of WAL the changes are delivered table by table. Order is kept within a table; between
-    tables only `_commit_version` defines it. If the offsets of a checkpoint contain only `stream`, all tables
-    were delivered up to that position.
+    Within one range of WAL the changes are delivered table by table. The changes of one table are in order;
+    the order between tables follows only from `_commit_version`. If the offsets of a checkpoint contain only
+    `stream`, all tables were delivered up to that position.
 
-    A partly delivered snapshot cannot continue under another one: after a restart, incomplete tables begin
-    with a `truncate`, and complete ones stay. During a snapshot the server keeps dead rows, so read it
-    without long pauses.
+    A snapshot that was delivered in part cannot continue after a restart, which takes another snapshot. Each
+    incomplete table then starts again with a `truncate`; complete tables are not copied again. During a
+    snapshot the server keeps dead rows, so read it without long pauses.
     """
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ class PostgresConnector(SourceConnector):
 
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
-        """The next batch. If a table's schema changed, the method requests a checkpoint and returns None
-        once, before the first batch with the new schema.
+        """The next batch; None if there is none now. If a table's schema changed, the method requests a
+        checkpoint and returns None once, before the first batch with the new schema.
         """
         if max_records < 1:
             raise ConnectorError(f"max_records is {max_records}", hint="pass max_records of 1 or more")
@@ -156,7 +156,8 @@ class PostgresConnector(SourceConnector):
         self._progress = self._progress.covering(self._view.tables, copies=settings.takes_snapshot)
         takes_all = not (settings.tables or settings.takes_snapshot)
         feed = Feed(settings.capture, self._progress, self._ready, takes_all=takes_all)
-        # The feed has no reference to this object, so it ends when the connector is garbage collected.
+        # The feed does not refer to this object, so the feed is stopped when the connector is garbage
+        # collected.
         self._end = weakref.finalize(self, feed.stop)
         feed.start()
         self._feed = feed
@@ -309,8 +310,8 @@ class PostgresConnector(SourceConnector):
 
     @override
     def metrics(self) -> ConnectorMetrics:
-        """`lag` is in bytes of WAL, from the position that all tables were delivered to, up to the last known
-        position of the server.
+        """`lag` is the number of bytes of WAL from the position up to which all tables were delivered to the
+        last known position of the server.
         """
         status, progress = self._status(), self._progress
         custom = {
@@ -328,7 +329,7 @@ class PostgresConnector(SourceConnector):
         )
 
     def _status(self) -> CaptureStatus | None:
-        """The last status that the capture wrote."""
+        """The last status that the capture wrote; None if there is none."""
         if self._settings is None or self._feed is None:
             return None
         try:

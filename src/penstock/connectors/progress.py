@@ -1,17 +1,19 @@
 """Progress of a connector's consumer, its checkpoint format, and the position of each epoch.
 
 The stream is delivered in ranges of whole transactions, table by table. A consumer has all changes of all
-tables up to one position, the floor. Of some tables it has further changes: up to a change within the range,
-or up to the fence of the table's snapshot. Only the floor may be acknowledged.
+tables up to one position, the floor. Of some tables it also has later changes: up to a change within the
+range, or up to the fence of the table's snapshot. Only the floor may be acknowledged.
 
-In a checkpoint, `offsets` has the floor under `stream`, and an entry for each table that is further:
-`0/16B3748` for all commits up to there, `0/16B3748+17` if only the first 17 changes of that commit were
-delivered. Changes are counted instead of identified by ordinals, because ordinals may differ when a commit
-with a rollback to a savepoint is captured again. No table is called `stream`: table names contain a dot.
+In a checkpoint, `offsets` has the floor under `stream`, and an entry for each table of which the consumer has
+later changes: `0/16B3748` if it has all commits up to that position, `0/16B3748+17` if it has only the first
+17 changes of that commit. Changes are counted instead of identified by ordinals, because ordinals may differ
+when a commit with a rollback to a savepoint is captured again. No table is called `stream`: table names
+contain a dot.
 
-An epoch counts how often the progress moved. Each move records the new epoch and its floor; an acknowledged
-epoch releases the floor of the last move at or before it. Memory is bounded: with too many entries, every
-other one is dropped, and a dropped epoch releases the floor of the epoch before it.
+The epoch is the number of times that the progress moved. Each move records the new epoch with its floor; the
+acknowledgement of an epoch releases the floor of the last recorded epoch at or before it. Memory is bounded:
+if there are too many records, every other one is dropped. An epoch whose record was dropped releases the
+floor of the epoch before it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _RESTART_HINT = "restore a checkpoint of this connector, or start without one, w
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Progress in a table: all commits up to `position`, or only the first `rows` changes of that commit."""
+    """Progress in a table: all commits up to `position`. If `rows` is set, only the first `rows` changes of
+    the commit at `position`.
+    """
 
     position: Position
     rows: int | None = None
@@ -58,9 +62,11 @@ class Progress:
     """Immutable progress; every step creates a new object."""
 
     floor: Position = Position.ZERO
-    """All tables are complete up to here, except those still to be copied. Zero: nothing has been read."""
+    """The consumer has all changes up to this position, except those of tables in `to_copy`. Zero if nothing
+    has been read.
+    """
     ahead: Mapping[TableName, Offset] = field(default_factory=dict)
-    """Progress of the tables that are further."""
+    """Progress of each table of which the consumer has changes after `floor`."""
     tables: tuple[TableName, ...] = ()
     """All captured tables; empty until they are known."""
     to_copy: tuple[TableName, ...] = ()
@@ -71,7 +77,7 @@ class Progress:
     """
 
     def covering(self, tables: Sequence[TableName], *, copies: bool) -> Progress:
-        """Progress of exactly these tables. New tables have to be copied."""
+        """This progress, for exactly these tables. With `copies`, new tables are added to `to_copy`."""
         new = [table for table in tables if table not in self.tables and copies]
         return replace(
             self,
@@ -82,7 +88,7 @@ class Progress:
         )
 
     def begun(self, floor: Position, members: Mapping[TableName, Membership]) -> Progress:
-        """Reading starts after `floor`."""
+        """The progress when reading starts after `floor`."""
         return replace(self.reached(floor), members=dict(members))
 
     @property
@@ -91,13 +97,15 @@ class Progress:
         return {table: member for table, member in self.members.items() if table not in self.to_copy}
 
     def copied(self, table: TableName, fence: Position) -> Progress:
-        """The snapshot of the table is complete: it has all commits up to `fence`."""
+        """The progress after the snapshot of the table is complete: the consumer has all commits up to
+        `fence`.
+        """
         left = tuple(each for each in self.to_copy if each != table)
         return replace(self, to_copy=left, ahead={**self.ahead, table: Offset(fence)})
 
     def changed(self, table: TableName, position: Position, rows: int) -> Progress:
-        """More changes of the table were delivered; the last `rows` of them belong to the commit at
-        `position`.
+        """The progress after more changes of the table were delivered. The last `rows` of them belong to the
+        commit at `position`.
         """
         before = self.ahead.get(table)
         if before is not None and before.position == position:
@@ -105,7 +113,7 @@ class Progress:
         return replace(self, ahead={**self.ahead, table: Offset(position, rows)})
 
     def reached(self, floor: Position) -> Progress:
-        """All changes up to `floor` were delivered."""
+        """The progress after all changes of all tables up to `floor` were delivered."""
         ahead = {table: offset for table, offset in self.ahead.items() if offset.position > floor}
         return replace(self, floor=max(self.floor, floor), ahead=ahead)
 
@@ -129,8 +137,8 @@ class Progress:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: SourceCheckpoint) -> Progress:
-        """Parse the result of `to_checkpoint`; an empty checkpoint is the beginning. Raises `CheckpointError`
-        for any other.
+        """Parse the result of `to_checkpoint`. An empty checkpoint is the beginning. Raises `CheckpointError`
+        for a checkpoint of another kind of connector.
         """
         offsets, metadata = dict(checkpoint.offsets), checkpoint.metadata
         if not offsets:
@@ -152,7 +160,7 @@ class Progress:
 
 
 def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:
-    """The database system of a checkpoint; None if it has none."""
+    """The database system that a checkpoint names; None if it names none."""
     text = checkpoint.metadata.get("system")
     try:
         return None if text is None else SystemIdentity.parse(text)
@@ -163,8 +171,8 @@ def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:
 
 
 def check_slot_of(checkpoint: SourceCheckpoint, slot: str) -> None:
-    """Raise an error if the checkpoint belongs to another slot. Positions could be compared, but the other
-    slot may have another publication.
+    """Raise an error if the checkpoint belongs to another slot. Its positions would be comparable, but a
+    connector with another slot may use another publication.
     """
     written = checkpoint.metadata.get("slot", slot)
     if written != slot:
@@ -198,8 +206,8 @@ class EpochLedger:
             self._last_floor = floor
 
     def floor_of(self, epoch: int) -> Position | None:
-        """The position up to which all changes are durable when `epoch` is acknowledged. None if an equal or
-        later floor was acknowledged before.
+        """The floor to release when `epoch` is acknowledged. None if an equal or later floor was acknowledged
+        before.
         """
         return self._floors.reached_by(epoch)
 

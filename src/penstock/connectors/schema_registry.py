@@ -5,9 +5,9 @@ or removing a column keeps the schemas compatible in both directions. Avro allow
 than SQL: other characters are escaped, and the exact name is kept under `penstock.name`. Equal schemas have
 equal text, since registries compare texts.
 
-Three requests: register a schema, look one up, check compatibility. Each has a time limit. Failures are one
-of three errors: no response (`RegistryError`), a rejected request (`RegistryRefusedError`), an incompatible
-schema (`SchemaIncompatibleError`).
+There are three operations: register a schema, look one up, check compatibility. Each request has a time
+limit. A failure raises one of three errors: `RegistryError` (no response), `RegistryRefusedError` (the
+registry rejects the request) or `SchemaIncompatibleError`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Json: TypeAlias = "str | int | list[Json] | dict[str, Json] | None"
 
 EXACT_NAME = "penstock.name"
 
-# Also an underscore that begins text which looks like an escape.
+# Matches the places to escape: a character that Avro does not allow, the beginning of a name that starts with
+# a digit, and an underscore that begins text that looks like an escape.
 _UNFIT = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])|_(?=x[0-9A-F]*(?:_|[^A-Za-z0-9_]))")
 
 _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], Json], ...] = (
@@ -146,10 +147,11 @@ class SchemaRegistry:
         self._address = address
 
     def register(self, subject: str, text: str) -> RegisteredSchema:
-        """Add a schema to a subject, if the subject does not have it."""
+        """Add a schema to a subject if the subject does not have it yet; returns the registered schema."""
         body = {"schema": text, "schemaType": "AVRO"}
         added = self._ask("POST", f"subjects/{_part(subject)}/versions", body)
-        # The response has no version; looking up the schema itself returns it, also for an older schema.
+        # This response has no version. Looking up the schema by its text returns the version, even if it is
+        # not the latest.
         found = self._ask("POST", f"subjects/{_part(subject)}", body)
         if added is None or found is None:
             raise RegistryError(f"the registry accepted a schema of {subject} but does not find it")
@@ -163,7 +165,7 @@ class SchemaRegistry:
         return None if found is None else _registered(subject, found)
 
     def check(self, subject: str, text: str) -> Compatibility:
-        """Whether the schema may become the latest of the subject, by the subject's own rule."""
+        """Whether the subject's compatibility rule allows the schema as its latest."""
         body = {"schema": text, "schemaType": "AVRO"}
         found = self._ask(
             "POST", f"compatibility/subjects/{_part(subject)}/versions/latest?verbose=true", body
@@ -295,8 +297,8 @@ def _complaint(error: HTTPError) -> tuple[int | None, str]:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of an HTTP error, without the URL (it is in the message) and without bytes of the
-    response.
+    """The reason of a failed request, without the URL (the error's message already has it) and without bytes
+    of the response.
     """
     return str(getattr(error, "reason", None) or type(error).__name__)
 

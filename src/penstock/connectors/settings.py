@@ -166,7 +166,7 @@ class ConnectorSettings:
         address = SourceAddress.parse(given["dsn"])
         if (
             address.password is not None
-        ):  # these options are not shown anywhere, so the DSN may have a password
+        ):  # these options are never displayed, so the DSN may contain a password
             given = {"password": address.password.reveal(), **given, "dsn": address.dsn}
         capture = CaptureSettings.from_options(given)
         if capture.is_separate:
@@ -218,7 +218,7 @@ CONNECTOR_OPTIONS = OptionTable(
 
 
 def _tables(text: str) -> str:
-    """Parse a JSON list or a comma-separated list of tables."""
+    """Convert a JSON list or a comma-separated list of tables to a JSON list."""
     try:
         names = (
             json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]

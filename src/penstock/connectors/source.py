@@ -45,8 +45,8 @@ from penstock.spool.retention import released_positions, set_released
 
 
 class CapturedSchemas(SchemaProvider):
-    """Schemas of the tables: from the catalog at one position, and later versions from the schema history of
-    the spool.
+    """Schemas of the tables: those that the catalog had at one position, and later versions from the schema
+    history of the spool.
     """
 
     def __init__(self, spool: Path, declared: Mapping[TableName, TableSchema], seen_at: Position) -> None:
@@ -76,7 +76,8 @@ class CapturedSchemas(SchemaProvider):
 
     def table_schema(self, table: TableName, position: Position | None = None) -> TableSchema | None:
         declared = [(self._seen_at, self._declared[table])] if table in self._declared else []
-        # At equal positions the schema from WAL wins over the catalog: the sort is stable, and it comes last.
+        # At equal positions the schema from WAL takes precedence over the catalog: the sort is stable, and
+        # the schemas from WAL come last.
         versions = sorted([*declared, *self._recorded().get(table, ())], key=lambda version: version[0])
         fitting = [schema for at, schema in versions if position is None or at <= position]
         return fitting[-1] if fitting else None

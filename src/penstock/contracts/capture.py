@@ -1,8 +1,8 @@
 """Contract of change captures: the changes of a source, each with its acknowledgement.
 
-A capture has two operations, and the caller decides when to use which: `live` streams changes without end,
-`snapshot` reads the current rows. No position is passed in or out. The capture stores its resume point itself
-(a replication slot, a cursor table), and only acknowledgements move it. `ChangeCaptureConformance` in
+A capture has two operations: `live` streams changes without end, `snapshot` reads the current rows. The
+caller decides when to use each. Neither takes or returns a position. The capture stores its resume point
+itself (a replication slot, a cursor table), and only acknowledgements move it. `ChangeCaptureConformance` in
 `penstock.testing` checks implementations against these rules.
 """
 
@@ -27,7 +27,7 @@ so that two keys are equal only if they identify the same row.
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """A row was inserted or updated; these are its values.
+    """A row was inserted or updated. `row` has its values.
 
     Usual mistake: replacing the whole row by `row`. A column with an unchanged TOAST value is listed in
     `unchanged` and is *not* in `row`; the target must keep its value.
@@ -69,8 +69,8 @@ Event: TypeAlias = Upsert | Delete | Truncate
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The commit of a change, for ordering and for people. No operation of this contract takes it as an
-    argument.
+    """The commit of a change, to order changes and to show it to people. No operation of this contract takes
+    it as an argument.
 
     Changes are ordered by `(position, ordinal)`, and a change that is delivered again has the same pair. For
     a row of a snapshot, `position` is the fence: the snapshot contains all live changes at or before it.
@@ -125,9 +125,9 @@ class ChangeStream(Protocol):
     """Changes in order, and the resources behind them. A generator qualifies, so
     `contextlib.closing(capture.live())` always works.
 
-    Use it from one thread at a time. It owns its connection and threads, and releases them when it is closed,
-    ends, raises, or is garbage collected, for example after a `break`. Acknowledgements that are still
-    referenced do not keep it open.
+    Use it from one thread at a time. The stream owns its connection and threads. It releases them when it is
+    closed, ends, raises an error, or is garbage collected, for example after a `break`. Acknowledgements that
+    are still referenced do not keep the stream open.
     """
 
     def __iter__(self) -> ChangeStream: ...
@@ -145,7 +145,7 @@ class ChangeCapture(ABC):
 
     An object of this class is a description without open resources; it can be created anywhere and any number
     of times. Streams own what they open. The resume point is not kept in memory: another object with the same
-    settings, in another process, continues after the confirmed changes of the last one.
+    settings, also in another process, continues after the changes that were confirmed before.
     """
 
     @abstractmethod
@@ -154,24 +154,26 @@ class ChangeCapture(ABC):
 
         Called once per start, by the one process that captures. A second concurrent stream waits or fails.
         When the call returns, the resume point exists: every later commit will be delivered, even if the
-        first change is read much later. Call it before `snapshot`, and no change is lost between the two.
+        first change is read much later. Call it before `snapshot`, so that no change between snapshot and
+        stream is lost.
 
         Delivery is at least once, in whole transactions in commit order. After a restart, delivery starts
         with the first transaction that has an unconfirmed change, even if later changes were confirmed. The
         resume point moves only over a run of confirmed changes without a gap, and only to the end of a
-        transaction. With nothing unconfirmed it follows the source, even if no captured table changes. The
-        stream retries temporary errors itself; `next` raises all others, which ends the stream.
+        transaction. While no change is unconfirmed, the resume point follows the source, even if no captured
+        table changes. The stream retries temporary errors itself. `next` raises all other errors, and the
+        stream ends.
         """
 
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:
         """The current rows of `tables`, as upserts. The stream ends when the snapshot is complete; there is
         no other marker.
 
-        Called when the caller has to fill a target, in the process of `live` or in another. All tables are
-        read as of one moment. A snapshot cannot be resumed: after an error start it again, which does no harm
-        to a target that upserts. Its acknowledgements have no effect and need not be confirmed. Usual
-        mistake: taking an empty table for a failed snapshot. The default is an empty stream, for captures
-        without snapshots.
+        Called when the caller has to fill a target, in the process that runs `live` or in another. All tables
+        are read as of one moment. A snapshot cannot be resumed: after an error, start it again, which does no
+        harm to a target that upserts. The acknowledgements of its rows have no effect and need not be
+        confirmed. Usual mistake: taking an empty table for a failed snapshot. The default is an empty stream,
+        for captures without snapshots.
         """
         yield from ()
 
@@ -180,6 +182,6 @@ class ChangeCapture(ABC):
         before the first `live`.
 
         Called on a timer by monitoring, from any process, while a stream runs. It opens its own short-lived
-        connection and does not use the stream's. The default is None.
+        connection, and does not use that of the stream. The default is None.
         """
         return None

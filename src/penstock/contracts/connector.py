@@ -47,7 +47,9 @@ from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import CheckpointError
 
 ConnectorConfig: TypeAlias = Mapping[str, str]
-"""Options of a connector, by name, all as text; so they can be part of any file, statement or option list."""
+"""Options of a connector, by name. All values are text, so any file, statement or option list can contain
+them.
+"""
 
 CHECKPOINT_VERSION = 1
 """Version of the JSON form of a checkpoint. Higher versions are rejected."""
@@ -76,14 +78,14 @@ class SourceCheckpoint:
     offsets: Mapping[str, str] = field(default_factory=dict)
     """Offsets by partition, or by any other part of the stream that the connector tracks separately."""
     epoch: int = 0
-    """Counts how often the position moved; the argument of `notify_epoch_committed`. Counting continues from
-    here after `restore`.
+    """The number of times that the position has moved; the argument of `notify_epoch_committed`. After
+    `restore`, the connector continues to count from this number.
     """
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Further data needed to resume, and to recognise checkpoints of another source. Never a secret."""
 
     def to_json(self) -> str:
-        """Equal checkpoints have the same text, regardless of the writer."""
+        """The checkpoint as JSON. Equal checkpoints have the same text, regardless of the writer."""
         document = {
             "version": CHECKPOINT_VERSION,
             "epoch": self.epoch,
@@ -169,7 +171,7 @@ class ConnectorMetrics:
     records_total: int = 0
     """Rows that `poll_batch` returned."""
     bytes_total: int = 0
-    """Their size in memory."""
+    """Size in memory of the rows that `poll_batch` returned."""
     errors_total: int = 0
     """Errors, including those that the connector recovered from."""
     lag: int | None = None
@@ -191,9 +193,9 @@ class SourceConnector(ABC):
     def open(self, config: ConnectorConfig) -> None:
         """Connect to the source and determine the schema.
 
-        Called once, before everything except `discover_schema`. It must not start reading, because the start
-        position is known only after `restore`, or at the first `poll_batch` if `restore` is not called.
-        Raises an error if the connector cannot be used, for example for an invalid option.
+        Called once, before everything except `discover_schema`. It must not start reading: the start position
+        is known only after `restore` or, if `restore` is not called, at the first `poll_batch`. Raises an
+        error if the connector cannot be used, for example for an invalid option.
         """
 
     @abstractmethod
@@ -203,7 +205,7 @@ class SourceConnector(ABC):
 
         Called in a loop; the first call starts reading. `max_records`, at least one, is a hint: a batch may
         have fewer rows even if more are available. The call does not wait for rows. Usual mistake: taking the
-        first None for the end of a snapshot; None never means an end. An error that ended reading is raised
+        first None for the end of a snapshot. None never means an end. An error that ended reading is raised
         after all rows before it were returned; the connector can then only be closed.
         """
 
@@ -272,9 +274,9 @@ class SourceConnector(ABC):
     def data_ready(self) -> threading.Event | None:
         """An event that is set while `poll_batch` has rows or an error; always the same object.
 
-        After a None the consumer waits for it instead of polling on a timer. The connector sets it, and
-        clears it when it returns None with nothing left; the consumer only waits. The default is None, for
-        sources that must be polled.
+        When `poll_batch` returned None, the consumer waits for the event instead of polling on a timer. The
+        connector sets the event, and clears it when `poll_batch` returns None because nothing is left; the
+        consumer only waits. The default is None, for sources that must be polled.
         """
         return None
 
@@ -292,7 +294,7 @@ class SourceConnector(ABC):
         """Whether `restore` returns the rows after the checkpoint again, including those that were returned
         before.
 
-        A source that cannot must return False: a crash then loses rows that were returned and not yet
+        A source that cannot replay must return False. A crash then loses rows that were returned and not yet
         durable, and a consumer with exactly-once delivery must report at-most-once for this source. The
         default is True.
         """

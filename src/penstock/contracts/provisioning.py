@@ -23,9 +23,9 @@ class Blocker:
     """Code of the error with which a run would stop; see the error reference."""
     what: str
     remedy: str
-    """Instructions for a person: statements with the role that may run them, or text if no statement helps.
+    """Instructions for a person: statements and the role that may run them, or a text if no statement helps.
 
-    `CoverageReport.remediation` has the statements that close the gap without changes.
+    `CoverageReport.remediation` has the statements that close the gap when they are run as they are.
     """
     tables: tuple[TableName, ...] = ()
     """The affected tables; empty if all are."""
@@ -60,7 +60,7 @@ class CaptureProvisioning(ABC):
         """Compare the required tables with those that the source streams now.
 
         Called at any time, from any process: before a start, by a check, by a dashboard. Opens its own
-        short-lived connection. It never changes anything, neither at the source nor in the capture; usual
+        short-lived connection. It never changes anything, neither at the source nor in the capture. Usual
         mistake: creating "just the publication" here. Raises only if the source cannot be queried at all.
         """
 

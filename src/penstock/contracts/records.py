@@ -104,15 +104,15 @@ class Record:
 
 
 class RecordIterator(ABC):
-    """Records one by one: call `has_next`, then `next`. Also a Python iterator over the available records,
-    and a context manager.
+    """Returns records one by one: call `has_next`, then `next`. It is also a Python iterator over the
+    available records, and a context manager.
     """
 
     @abstractmethod
     def has_next(self) -> bool:
         """Whether there is a record.
 
-        Called before every `next`, any number of times: a call skips nothing.
+        Called before every `next`, any number of times: a call skips no record.
         """
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Snapshotter(RecordIterator):
     @abstractmethod
     def has_next(self) -> bool:
         """Whether there is another row. The first False completes the snapshot for good; reading the last row
-        does not.
+        does not complete it.
         """
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Snapshotter(RecordIterator):
     def teardown(self) -> None:
         """Close everything; then, if the snapshot was not complete, raise `SnapshotInterruptedError`.
 
-        The snapshot never calls it itself, not even at its end.
+        The snapshot never calls this method itself, not even at its end.
         """
 
 
@@ -232,13 +232,13 @@ class RecordSource(ABC):
 
         In a snapshot, a caller can go back by one record only, and positions are valid only for the same
         source object. Any other position of a snapshot, for example after a restart, raises
-        `SnapshotInterruptedError`. Then empty the target and read from None: otherwise rows deleted in the
-        meantime would stay in the target. The position of the last row is that of a complete snapshot, and
-        stays valid. Passing None takes a new snapshot if the first record was acknowledged, or a later record
-        was read.
+        `SnapshotInterruptedError`. Then empty the target and read from None: otherwise rows that were deleted
+        since the snapshot would stay in the target. The position of the last row stands for the complete
+        snapshot, and stays valid. Passing None takes a new snapshot if the first record was acknowledged, or
+        if a later record was read.
 
         Raises `RecordNotFoundError` after a short wait if there is no record yet: try again. Raises
-        `RecordGoneError`, a subclass with another `recovery`, if the record is no longer available or
+        `RecordGoneError`, a subclass that cannot be retried, if the record is no longer available or
         `position` belongs to another source; `read` never skips records. Raises `NoRowsError` before `open`
         and after `teardown`, also in a thread that is waiting.
 
@@ -252,19 +252,19 @@ class RecordSource(ABC):
         again.
 
         Called after the commit of the target, from any thread, any number of times; a position before an
-        acknowledged one has no effect. The source may receive several quick calls as one: with a later call,
-        or with `teardown` at the latest. Positions of an earlier run are valid, so a caller may repeat its
-        last one after a restart. A position that this source never returned raises `RecordGoneError`.
-        Positions of a snapshot have no effect, except its last. No other call lets the source remove
-        anything, neither `read` nor `teardown`. A caller with several workers acknowledges up to the first
-        record that is not done. Raises `NoRowsError` before `open` and after `teardown`: the call has no
-        effect, and the record is delivered again.
+        acknowledged one has no effect. Several calls in quick succession may reach the source as one, with a
+        later call or at the latest with `teardown`. Positions of an earlier run are valid, so a caller may
+        acknowledge its last position again after a restart. A position that this source never returned raises
+        `RecordGoneError`. Positions of snapshot rows have no effect, except that of the last row. No other
+        call lets the source remove anything, neither `read` nor `teardown`. A caller with several workers
+        acknowledges the last record before the first one that is not done. Raises `NoRowsError` before `open`
+        and after `teardown`: the call has no effect, and the record is delivered again.
         """
 
     @abstractmethod
     def teardown(self) -> None:
-        """Close everything. Everything acknowledged before is durable at the source when it returns. Further
-        calls do nothing.
+        """Close everything. When the call returns, everything that was acknowledged before is durable at the
+        source. Further calls do nothing.
 
         In the middle of a snapshot it raises `SnapshotInterruptedError`, after everything has been closed.
         """

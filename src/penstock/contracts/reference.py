@@ -1,4 +1,4 @@
-"""Contract of reference tables: the rows of a small, slowly changing table, followed by their changes.
+"""Contract of reference tables: first the rows of a small, slowly changing table, then its changes.
 
 The consumer calls, in this order: `restore` if it has a checkpoint, `poll_snapshot` until it returns None,
 then `poll_changes` as long as needed, with `checkpoint` in between and `confirm` whenever a checkpoint and
@@ -30,12 +30,13 @@ class ReferenceTableSource(ABC):
 
     Errors are subclasses of `PenstockError`. After an error with recovery RETRY the source continues from its
     checkpoint: call again later, and discard the rows of an incomplete transaction, which are delivered
-    again. Any other error ends the source; then only `close` may be called, and the consumer continues with a
-    new source, restored or with an empty table. Usual mistakes of implementations: reporting the end of a
-    snapshot after an error, and continuing in the middle of a transaction whose beginning was discarded.
+    again. Any other error ends the source. Then only `close` may be called, and the consumer continues with a
+    new source: restored from a checkpoint, or from the beginning with an empty table. Usual mistakes of
+    implementations: reporting the end of a snapshot after an error, and continuing in the middle of a
+    transaction whose beginning was discarded.
     """
 
-    # --- what the table is ----------------------------------------------------------------------------------
+    # --- schema and key -------------------------------------------------------------------------------------
 
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -47,7 +48,7 @@ class ReferenceTableSource(ABC):
     def key(self) -> tuple[str, ...]:
         """The key columns, in table order; at least one, and never null. Called like `schema`."""
 
-    # --- the six methods of the document --------------------------------------------------------------------
+    # --- required -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def poll_snapshot(self) -> pa.RecordBatch | None:
@@ -61,8 +62,8 @@ class ReferenceTableSource(ABC):
 
     @abstractmethod
     def is_snapshot_complete(self) -> bool:
-        """Whether every row of the snapshot was delivered. Never true too early; true at the latest when
-        `poll_snapshot` returned None.
+        """Whether every row of the snapshot was delivered. It is never true before, and is true at the latest
+        when `poll_snapshot` has returned None.
         """
 
     @abstractmethod
@@ -81,15 +82,15 @@ class ReferenceTableSource(ABC):
         restart.
 
         Called any number of times, after any poll. Cheap and without side effects: no request to a server and
-        no acknowledgement. It covers whole transactions only: the rows of an incomplete one are delivered
-        again. Within a snapshot it is the beginning, because rows read at two moments are not a consistent
-        table.
+        no acknowledgement. The checkpoint covers whole transactions only: the rows of an incomplete one are
+        delivered again. During a snapshot the checkpoint is the beginning, because rows read at two moments
+        are not a consistent table.
         """
 
     @abstractmethod
     def restore(self, checkpoint: SourceCheckpoint) -> None:
-        """Continue from `checkpoint` instead of the beginning. A snapshot that was complete there is not read
-        again.
+        """Continue from `checkpoint` instead of the beginning. If the snapshot was complete at the
+        checkpoint, it is not read again.
 
         Called at most once, before the first poll; later it raises `ConnectorStateError`. Raises
         `CheckpointError` for a checkpoint of another table, and a gap error if the changes after the
@@ -101,18 +102,18 @@ class ReferenceTableSource(ABC):
         """Release everything: connections, threads, locks. Acknowledges nothing. May be called more than
         once, and at any time.
 
-        After it, every poll raises `ConnectorStateError`. Checkpoints taken before remain valid.
+        Every later poll raises `ConnectorStateError`. Checkpoints that were taken before remain valid.
         """
 
-    # --- beyond the document --------------------------------------------------------------------------------
+    # --- with defaults --------------------------------------------------------------------------------------
 
     def confirm(self, checkpoint: SourceCheckpoint) -> None:  # noqa: B027 - optional
         """State that the checkpoint, and every row before it, is durable: the source may remove the changes
         before it.
 
         Only this method acknowledges anything to the source. Called after the consumer's own commit, any
-        number of times; an older checkpoint than before has no effect. The default does nothing, for sources
-        without a log.
+        number of times. A checkpoint that is older than a confirmed one has no effect. The default does
+        nothing, for sources without a log.
         """
 
     def __enter__(self) -> Self:
@@ -132,13 +133,13 @@ class PositionedReferenceTable(ReferenceTableSource):
 
     @abstractmethod
     def reached(self) -> Position:
-        """All commits up to this position have been delivered. It moves with `checkpoint`, also if the table
-        does not change.
+        """The position up to which all commits have been delivered. It moves with `checkpoint`, even if the
+        table does not change.
         """
 
     @abstractmethod
     def settled(self) -> Position:
-        """No stream of the same log will need the table as it was *before* this position.
+        """The position *before* which no stream of the same log will need the table any more.
 
         Called occasionally by the owner of the table's history, from the thread that polls. It may read
         files, but sends no request to a server.
@@ -163,12 +164,12 @@ class KeyedReferenceTable(ABC):
 
     @abstractmethod
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
-        """The current rows with these keys: the table's columns, then `_exact`. In any order; missing keys
-        are left out.
+        """The current rows with these keys, in any order: the table's columns, then `_exact`. There is no row
+        for a key that the table does not have.
 
-        Called in a task with distinct keys without nulls, under the names of `key` and with the types of
-        `schema`. Additional rows are allowed. Raises an error if the table cannot be read; usual mistake:
-        returning no rows instead.
+        Called in a task. `keys` are distinct and have no nulls; they have the names of `key` and the types of
+        `schema`. The result may have additional rows. Raises an error if the table cannot be read. Usual
+        mistake: returning no rows instead.
         """
 
 
@@ -180,8 +181,8 @@ def reference_schema(columns: pa.Schema) -> pa.Schema:
 def as_changes(
     rows: pa.RecordBatch, kind: ChangeType, version: int, first_ordinal: int = 0
 ) -> pa.RecordBatch:
-    """Make a batch of a reference table from rows of a source without a log: all of one kind and one
-    version.
+    """A batch of a reference table that has `rows` as changes of one kind and one version, for sources
+    without a log.
     """
     count = rows.num_rows
     known = {

@@ -1,7 +1,7 @@
 """Contracts of schemas: schemas of partitions, and schema registries.
 
-Both are optional interfaces of a `SourceConnector`, returned by `as_schema_provider` and
-`as_schema_registry_aware`. A partition is the one named by a `SourceBatch`: for a database, a table.
+Both are optional interfaces of a `SourceConnector`, which returns them from `as_schema_provider` and
+`as_schema_registry_aware`. A partition is what `SourceBatch.partition` names: for a database, a table.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ class SchemaProvider(ABC):
     def schema_of(self, partition: str, offset: str | None = None) -> pa.Schema | None:
         """The schema of batches of `partition`; None if unknown.
 
-        With an `offset` of a checkpoint, the schema at that position of the stream: after a schema change,
-        the current catalog has another schema. Called at any time between `open` and `close`, from any
-        thread.
+        With an `offset` of a checkpoint, it is the schema at that position of the stream, which may differ
+        from the one in the current catalog. Called at any time between `open` and `close`, from any thread.
         """
 
 
@@ -39,7 +38,7 @@ class RegisteredSchema:
     version: int
     """Number of the schema within the subject, from 1."""
     text: str
-    """The schema itself, as JSON of the registry's kind (Avro)."""
+    """The schema itself, in the registry's JSON form (Avro)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,9 @@ class TableApplier:
     dead_letters: DeadLetterQueue
 
     def apply(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
-        """Call `apply_once`, up to three times if it raises a plain `SinkError` (e.g. a commit conflict)."""
+        """Call `apply_once`, and return its result. If it raises a plain `SinkError`, such as after a commit
+        conflict, call it up to three times.
+        """
         backoff = Backoff(_QUICK_PAUSE_SECONDS)
         while True:
             try:
@@ -78,7 +80,7 @@ class TableApplier:
     def apply_once(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
         """Advance one table to `end`.
 
-        Returns the target after the commit, or None if there was nothing to apply.
+        Returns the target after the commit; None if there was nothing to apply.
         """
         check_identified(changes.slices)
         changes = self.dead_letters.include_due(
@@ -104,7 +106,7 @@ class EpochApplier:
     Epochs run on the query's thread and, while the source is idle, on the main thread. A lock ensures that
     only one runs at a time.
 
-    `tables` holds the states of the tables, and runs requests of other threads between two epochs.
+    `tables` has the states of the tables. It also runs the requests of other threads, between two epochs.
     """
 
     def __init__(
@@ -155,8 +157,8 @@ class EpochApplier:
         return self.is_replaying
 
     def apply_if_idle(self) -> None:
-        """Apply an epoch on the calling thread if the source is idle, and a request, a retry, a resync or a
-        catalog change is pending.
+        """Apply an epoch in the calling thread if the source is idle, and if a request, a retry, a resync or
+        a schema change that the catalog showed is pending.
         """
         waits = self.tables.has_requests or self.tables.retries.has_due or self._resyncs.is_waiting
         is_idle = time.monotonic() - self._ended_at > _IDLE_SECONDS
@@ -164,7 +166,7 @@ class EpochApplier:
             self.apply(self.position)
 
     def observe_catalog(self, snapshot: CatalogSnapshot) -> None:
-        """Store a catalog state, and request the resyncs that it requires."""
+        """Store the result of a catalog query, and request the resyncs that it makes necessary."""
         # A copy, because the thread of an epoch may add and remove targets at the same time.
         found = self._tracker.observe_catalog(self.tables.targets.copy(), snapshot)
         for name, reason in found.items():
@@ -174,8 +176,8 @@ class EpochApplier:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a schema change that only the catalog shows needs an epoch after the target's last commit.
-        If the source is idle, such an epoch requires new WAL (`nudge`).
+        """Whether a schema change that only the catalog shows can be applied only by an epoch that ends after
+        the target's last commit. If the source is idle, such an epoch requires new WAL (`nudge`).
         """
         for name in self.tables.live():
             target, committed = self.tables.targets.get(name), self.tables.committed(name)
@@ -196,7 +198,7 @@ class EpochApplier:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether a table that epochs apply changes to still has dead letters to replay."""
+        """Whether a table to which epochs apply changes still has dead letters to replay."""
         return any(self._dead_letters.is_due(name) for name in self.tables.live())
 
     # one epoch
@@ -332,8 +334,8 @@ class EpochApplier:
         )
 
     def record_states(self) -> None:
-        """Record the tables' states if they differ from those in the last epoch record, from which `penstock
-        status` reads them.
+        """Record the tables' states if they differ from those in the last epoch record. `penstock status`
+        reads the states from that record.
         """
         if self.last is not None and self.last.tables != self.tables.statuses:
             self._record(
@@ -363,9 +365,9 @@ class EpochApplier:
         return any(self._tracker.gone(name, end) is not None or self._is_ahead(name, end) for name in live)
 
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
-        """Tables whose changes arrive under another name, with the reason.
+        """Return the tables whose changes arrive under another name, each with the reason.
 
-        Orders a resync of those that are resynced automatically, before the epoch applies any change.
+        Before the epoch applies any change, orders a resync of those tables that are resynced automatically.
         """
         statuses, targets = self.tables.statuses, self.tables.targets
         live = {
@@ -380,7 +382,7 @@ class EpochApplier:
         return found
 
     def _mark_dropped(self, renamed: Mapping[TableName, str], end: Position) -> None:
-        """Handle tables whose last change was in this epoch: mark dropped tables as `gone`; renamed tables
+        """Handle tables whose last change was in this epoch. Dropped tables become `gone`. Renamed tables
         wait for their resync, or fail.
         """
         for name in self.tables.live():
@@ -406,7 +408,8 @@ class EpochApplier:
 class TableFailures:
     """Applies the error policy to the tables of an epoch.
 
-    The epoch's thread calls it before and after the tables are applied.
+    The epoch's thread calls `resume_due` before the changes of the tables are applied, and `handle`
+    afterwards.
     """
 
     tables: TableLifecycle
@@ -436,7 +439,7 @@ class TableFailures:
                 self._back_off(name, verdict, failures[name])
 
     def _back_off(self, name: TableName, verdict: Verdict, cause: Exception) -> None:
-        """Schedule another attempt in a later epoch; fail the table if this was the last attempt."""
+        """Schedule another attempt in a later epoch. If this was the last attempt, fail the table."""
         pause = self.tables.retries.count(name, verdict)
         shown = final(verdict.error, name)
         facts = {

@@ -1,8 +1,8 @@
-"""Read all tables of a pipeline as of one commit, while it runs.
+"""Read all tables of a pipeline as of one commit, while the pipeline runs.
 
-The epoch log has the positions at which every streaming table equalled the source; each table's own log has
-the version for a position. So readers take no locks: while an epoch is being applied table by table, they see
-the epoch before it.
+The epoch log has the positions at which every streaming table equalled the source. Each table's own log has
+the version for a position. So readers take no locks. While the pipeline applies an epoch table by table,
+readers see the previous epoch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class ConsistentTables(Mapping[str, DataFrame]):
-    """DataFrames by `schema.table`, all as of `position`: every commit of the source up to it, and no later
-    one.
+    """The DataFrames of the tables, by `schema.table`. All are as of `position`: they have every commit of
+    the source up to `position`, and no later one.
     """
 
     position: Position
@@ -34,7 +34,8 @@ class ConsistentTables(Mapping[str, DataFrame]):
     """The commit time of the last transaction up to `position`."""
     tables: Mapping[str, DataFrame]
     left_out: Mapping[str, TableState]
-    """Tables that were not streaming at `position`, with their state, such as `snapshotting` or `paused`."""
+    """Tables that were not streaming at `position`, each with its state, such as `snapshotting` or `paused`.
+    """
 
     def __getitem__(self, name: str) -> DataFrame:
         if name in self.left_out:
@@ -56,12 +57,12 @@ def read_consistent(
     at: Position | datetime | str | None = None,
     tables: Sequence[str] | None = None,
 ) -> ConsistentTables:
-    """The tables at the last epoch, or at the last one that ended at or before `at`: a position (`0/5A2F8E8`)
-    or a time with its zone.
+    """Read tables as of the last epoch. With `at`, read them as of the last epoch that ended at or before
+    this position (`0/5A2F8E8`) or this time, which needs a time zone.
 
-    `tables` names required tables: one that is not streaming is an error. Without it, tables that are not
-    streaming are left out and listed in `left_out`. Spark reads the rows later, from files that epochs do not
-    change: the result is stable until these files are vacuumed.
+    `tables`: the tables to read. If one of them is not streaming, an error is raised. Without `tables`, all
+    streaming tables are read, and the others are listed in `left_out`. Spark reads the rows when a DataFrame
+    is used, from files that epochs do not change. So the result is stable until these files are vacuumed.
     """
     loaded = config if isinstance(config, PipelineConfig) else load_config(Path(config))
     if loaded.sink.postgres is not None:
@@ -89,8 +90,8 @@ def read_consistent(
 
 
 def _left_out(epoch: Epoch) -> dict[str, TableState]:
-    """Tables of this epoch that cannot be read at its position, with their state. A table whose snapshot has
-    a later fence counts as `catching_up`.
+    """Return the tables of this epoch that cannot be read at its position, each with its state. A table whose
+    snapshot has a later fence counts as `catching_up`.
     """
     found: dict[str, TableState] = {}
     for name, status in epoch.tables.items():

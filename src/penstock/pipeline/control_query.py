@@ -38,7 +38,7 @@ _LOST_WORKER = (
 def start_query(
     spark: SparkSession, config: PipelineConfig, apply: Callable[[Position], None], *, once: bool
 ) -> StreamingQuery:
-    """Start the query, which calls `apply` with the end position of each batch."""
+    """Start the streaming query, which calls `apply` with the end position of each batch."""
     checkpoint = config.checkpoint
     options = config.capture_settings(quiet_seconds=_ONCE_QUIET_SECONDS if once else None).to_options()
 
@@ -72,7 +72,9 @@ def await_end(query: StreamingQuery) -> None:
 
 
 def planned_end(checkpoint: Path, batch: int) -> Position:
-    """The end position of a batch, from the offset log that Spark wrote before the batch started."""
+    """Return the end position of a batch. It is in the offset log that Spark wrote before the batch
+    started.
+    """
     lines = storage.read_text(checkpoint / "offsets" / str(batch)).splitlines()
     return Position.parse(json.loads(lines[2])["position"])
 
@@ -94,7 +96,7 @@ def spark_lost() -> EnvironmentUnfitError:
 
 @dataclass(frozen=True, slots=True)
 class SharedHealth:
-    """`check` raises if Spark, the target or the source does not work."""
+    """The health checks. `check` raises an error if Spark, the target or the source does not work."""
 
     spark: SparkSession
     root: Path

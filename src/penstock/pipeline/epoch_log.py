@@ -1,8 +1,8 @@
 """`penstock_epochs`: the log of epochs, stored next to the target tables.
 
-A row states that every streaming table holds all changes up to the row's position. The last row has the
-pipeline's recorded position. Each row is a small JSON file that is renamed into place. Every 256 files are
-merged into one, and maintenance deletes rows older than the retention.
+A row says that every streaming table has all changes up to the row's position. The last row has the
+pipeline's recorded position. Each row is written to a small JSON file that is renamed into place. When there
+are 256 such files, they are merged into one. Maintenance deletes rows that are older than the retention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _HOLD_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """All tables as of one position. `tables` has every table of the pipeline, whether or not it changed."""
+    """One row of the log: the states of all tables at one position. `tables` has every table of the pipeline,
+    whether or not it changed.
+    """
 
     number: int
     position: Position
@@ -49,7 +51,7 @@ class EpochLog:
         self._directory = root / EPOCHS / pipeline
 
     def last(self) -> Epoch | None:
-        """The newest row; None if there is none."""
+        """Return the newest row; None if the log is empty."""
         while True:
             newest = [
                 max(storage.list_paths(self._directory, pattern), default=None)
@@ -60,10 +62,10 @@ class EpochLog:
                 return max(rows, key=lambda epoch: epoch.position, default=None)
 
     def at(self, position: Position) -> Epoch | None:
-        """The row of exactly this position; None if no epoch has ended there."""
+        """Return the row of exactly this position; None if no epoch has ended there."""
         name = f"{position.value:016X}"
-        # The small file is read first: it is removed only after its row is in a merged file, which is named
-        # after the last of its rows.
+        # Read the small file first, because it is removed only after its row is in a merged file. A merged
+        # file has the name of its last row.
         with suppress(FileNotFoundError):
             return next(_rows(self._directory / f"{name}.json"))
         folded = min(
@@ -75,7 +77,7 @@ class EpochLog:
         )
 
     def newest(self, wanted: Callable[[Epoch], bool]) -> Epoch | None:
-        """The newest row for which `wanted` is true; None if there is none. Reads all rows in the
+        """Return the newest row for which `wanted` is true; None if no row is found. Reads all rows in the
         worst case.
         """
         while True:
@@ -94,7 +96,7 @@ class EpochLog:
                 )
 
     def record(self, epoch: Epoch) -> None:
-        """Write the row durably. Only after this may its position be released."""
+        """Write the row durably. Its position may be released only after this."""
         if not storage.is_directory(self._root):
             raise SinkError(f"the target directory {self._root} does not exist; is its volume mounted?")
         try:

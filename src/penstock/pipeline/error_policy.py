@@ -1,12 +1,12 @@
 """Error policy: the action after an error of one table in an epoch, a snapshot, a resync or maintenance.
 
 One table must not stop the others, so every error is attributed to the table unless its class says that the
-cause is shared. The table backs off and is retried a bounded number of times while the others continue; then
-it fails, with cause and remedy in its status. Before an attempt counts, the caller checks that the shared
-parts (Spark, target root, source) work.
+cause is shared. The table backs off and is retried a limited number of times while the other tables continue.
+Then it fails, with cause and remedy in its status. Before an attempt counts, the caller checks that the
+shared parts (Spark, target root, source) work.
 
-Epochs skip a table that backs off, as they skip a paused one: its applied position does not move, and the
-spool keeps the changes after it.
+Epochs skip a table that backs off, as they skip a paused table. Its applied position does not change, and the
+spool keeps the changes after this position.
 """
 
 from __future__ import annotations
@@ -77,18 +77,18 @@ _STOPPING = (
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 USUAL_ATTEMPTS = 10
-"""The attempts take about four minutes."""
+"""The attempts after other errors. They take about four minutes."""
 FILE_ATTEMPTS = 3
-"""Fewer attempts, because a lost file does not return. A storage outage may end."""
+"""The attempts after a missing file. They are few, because a lost file does not return."""
 PATIENT_ATTEMPTS = 60
-"""The attempts take about an hour: a full disk, another session's lock or a server timeout needs an
-operator.
+"""The attempts after errors that need an operator: a full disk, another session's lock or a server timeout.
+They take about an hour.
 """
 
 
 def attempts_without_any_target(errors: Collection[PenstockError]) -> int:
-    """The number of consecutive starts without a readable target after which the tables fail. Small if target
-    files are missing, otherwise as for retries within a run.
+    """Return the number of consecutive starts without a readable target after which the tables fail. It is
+    small if target files are missing. Otherwise it is as for retries within a run.
     """
     if all(isinstance(error, TargetFileLostError) for error in errors):
         return FILE_ATTEMPTS
@@ -114,7 +114,7 @@ class UnreadableStarts:
         """Count a start in which no target could be read. Returns True to start again, because storage or
         catalog may be unavailable for a time, and False to fail the tables.
 
-        False as well if a resync of all these tables is ordered, because another start would not help.
+        Returns False, too, if a resync of all these tables is ordered, because another start would not help.
         """
         self.count += 1
         self._is_counted = True
@@ -168,7 +168,7 @@ def _decide_foreign(error: Exception, table: TableName, doing: str) -> Verdict:
 
 
 def final(error: PenstockError, table: TableName) -> PenstockError:
-    """The error to show for a failed table; it always has a hint."""
+    """Return the error to show for a failed table. It always has a hint."""
     remedy = f"penstock tables resync CONFIG {table}"
     if error.hint is not None:
         hint = f"{error.hint}; then {remedy}" if remedy not in error.hint else error.hint
@@ -192,7 +192,7 @@ class _Failing:
 
 
 class TableRetries:
-    """Tables to retry: how often each has failed, and when its next attempt is due.
+    """The tables to retry, with the number of their failures and the time of their next attempt.
 
     One thread counts attempts; any thread may call the other methods.
     """
@@ -203,10 +203,11 @@ class TableRetries:
         self._succeeded: dict[TableName, float] = {}
 
     def count(self, table: TableName, verdict: Verdict) -> float | None:
-        """Count a failed attempt. Returns the pause before the next one; None if that was the last.
+        """Count a failed attempt. Returns the pause before the next attempt; None if this was the last
+        attempt.
 
-        While other tables fail too and none succeeds, a shared cause is likely: then more attempts are
-        allowed.
+        If other tables fail too, and none has succeeded since this table first failed, a shared cause is
+        likely. Then more attempts are allowed.
         """
         now = self._clock()
         failing = self._failing.setdefault(table, _Failing(Backoff(FIRST_SECONDS, LONGEST_SECONDS), now, now))
@@ -250,8 +251,8 @@ class TableRetries:
 
 
 class ResyncLimit:
-    """Limits how often a table is resynced automatically, because a cause that a resync does not remove would
-    repeat it without end.
+    """Limits how often a table is resynced automatically. Without a limit, a cause that a resync does not
+    remove would lead to endless resyncs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,9 @@
 """The maintenance thread: runs the maintenance that is due for every streaming table, in parallel with
 epochs.
 
-A failed job is retried with backoff. Epochs do not wait for the thread, and its errors do not affect them;
-only a target file that stays missing fails its table. The sink decides how often an expensive job runs.
+A failed job is retried with backoff. Epochs do not wait for the thread, and its errors do not affect epochs.
+The only error that fails a table is a target file that stays missing. The sink decides how often an expensive
+job runs.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ process.
 
 
 def cleanup_jobs(config: PipelineConfig, letters: DeadLetterStore) -> list[Callable[[], None]]:
-    """Functions that delete old epoch records, and old dead letters that were superseded or replayed. Empty
-    if `maintenance.vacuum` is off.
+    """Return functions that delete old epoch records, and old dead letters that were superseded or replayed.
+    Empty if `maintenance.vacuum` is off.
     """
     chosen = config.maintenance
     if not chosen.vacuum:
@@ -59,7 +60,7 @@ def cleanup_jobs(config: PipelineConfig, letters: DeadLetterStore) -> list[Calla
 
 
 class Jobs:
-    """Spark jobs of the maintenance thread. After a thread has called `settle`, its jobs run at lower
+    """The Spark jobs of the maintenance thread. After the thread has called `settle`, its jobs run at lower
     priority, and `cancel` ends them.
     """
 
@@ -76,9 +77,7 @@ class Jobs:
 
 
 class TableMaintenance:
-    """The maintenance thread. One other thread, the pipeline's main thread, calls `start`, `check` and
-    `stop`.
-    """
+    """The maintenance thread. The pipeline's main thread calls `start`, `check` and `stop`."""
 
     def __init__(
         self,
@@ -109,7 +108,8 @@ class TableMaintenance:
         self._retries = retries or RetryLog()
         self._give_up = give_up
         self._failures: dict[object, tuple[Backoff, float]] = {}
-        """By table or chore that failed last: its backoff, and the time of its next attempt."""
+        """For each table or chore whose last attempt failed: its backoff, and the time of its next attempt.
+        """
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -123,7 +123,7 @@ class TableMaintenance:
             self._jobs.cancel()
 
     def stop(self, *, finish: bool = False) -> None:
-        """End the thread at once; with `finish`, after one more round over all tables."""
+        """End the thread: at once, or with `finish` after one more round over all tables."""
         self._is_last = finish
         self._stopping.set()
         deadline = time.monotonic() + _STOP_SECONDS

@@ -36,18 +36,22 @@ class PipelineObserver:
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None: ...
 
     def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
-        """More chunks have been read."""
+        """Called when further chunks of a snapshot have been read."""
 
     def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
-        """Chunks read by an earlier run, or under an earlier snapshot, are not read again."""
+        """Called when a snapshot continues. `done` of its `chunks` chunks were read by an earlier run, or
+        under an earlier exported snapshot.
+        """
 
     def snapshot_progressed(self, progress: SnapshotProgress) -> None:
-        """Progress of a table after another chunk: rows, bytes, rate, time left."""
+        """Called after each chunk, with the progress of the table's snapshot: rows, bytes, rate, time
+        left.
+        """
 
     def snapshot_finished(self, table: TableName, rows: int) -> None: ...
 
     def streaming_started(self) -> None:
-        """Every table that the run started with has been copied or has failed."""
+        """Called when every table that the run started with has been copied or has failed."""
 
     def epoch_recorded(self, report: EpochReport) -> None:
         facts = {
@@ -62,20 +66,24 @@ class PipelineObserver:
         _log.error("table failed", extra={"table": str(table), "reason": status.reason, "fix": status.remedy})
 
     def table_left(self, table: TableName) -> None:
-        """The table was removed from the pipeline."""
+        """Called when the table has been removed from the pipeline."""
 
     def warned(self, warning: PenstockError) -> None:
-        """An operator should act, although nothing has stopped yet."""
+        """Called when an operator should act, although nothing has stopped yet."""
         _log.warning(
             "operator needed", extra={"code": warning.code, "reason": warning.message, "fix": warning.hint}
         )
 
     def announced(self, message: str) -> None:
-        """A message to operators that needs no action now, such as a resync that starts by itself."""
+        """Called with a message for operators that requires no action, such as that a resync starts by
+        itself.
+        """
         _log.warning("pipeline announcement", extra={"reason": message})
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
-        """A transient error. The pipeline, or the part of it that failed, tries again after the pause."""
+        """Called after a transient error. The pipeline, or the part of it that failed, tries again after the
+        pause.
+        """
         _log.warning(
             "pipeline interrupted", extra={"reason": reason, "pause_seconds": round(pause_seconds, 1)}
         )

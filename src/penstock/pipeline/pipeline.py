@@ -86,7 +86,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class _EpochParts:
-    """Objects that each attempt of a run creates."""
+    """The objects that each attempt of a run creates."""
 
     applier: EpochApplier
     resyncs: Resyncs
@@ -161,8 +161,8 @@ class Pipeline:
             raise spark_lost() from error
 
     def _run(self, *, once: bool) -> RunResult:
-        """Repeat the attempt after transient errors. `error_policy` handles errors of one table, which do not
-        end the attempt.
+        """Repeat the attempt after transient errors. An error of a single table does not end the attempt;
+        `error_policy` handles it.
         """
         reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
         with (
@@ -193,8 +193,8 @@ class Pipeline:
                     self._stopping.wait(pause)
 
     def _await_tables(self) -> bool:
-        """Wait until the configuration names a table, or a pattern matches one. False if the run is stopped
-        first.
+        """Wait until the configuration names a table, or a pattern matches one. Returns False if the run is
+        stopped while it waits.
         """
         with connect(self._address) as connection:
             source_adapter(self._config).check_server(connection)
@@ -203,7 +203,9 @@ class Pipeline:
         return found is not None
 
     def _reloaded(self) -> PipelineConfig:
-        """The configuration with the tables now in the file; unchanged if the file is not valid."""
+        """Return the configuration with the tables that the file has now. Returns it unchanged if the file is
+        not valid.
+        """
         with suppress(ConfigError):
             return (
                 self._config
@@ -225,7 +227,7 @@ class Pipeline:
             return source_adapter(self._config).goal(connection)
 
     def _attempt(self, goal: Position | None, *, once: bool) -> RunResult:
-        """One attempt, from start-up to the end of the stream."""
+        """Make one attempt, from start-up to the end of the stream."""
         self._capture.check()
         system = source_adapter(self._config).identify()
         self._sink.drop_shadows()
@@ -286,8 +288,8 @@ class Pipeline:
         return _EpochParts(applier, resyncs, dead_letters)
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
-        """Inspect source and targets, and provision the capture. Every problem is reported before the first
-        row is read.
+        """Inspect source and targets, provision the capture, and return the tables with their states. Every
+        problem is reported before the first row is read.
         """
         config, last = self._config, applier.last
         source = source_adapter(config)
@@ -324,8 +326,8 @@ class Pipeline:
         return tables
 
     def _none_readable(self, errors: Mapping[TableName, PenstockError]) -> None:
-        """Called if no target can be read: raise the first error to start the run again, or return to fail
-        the tables.
+        """Raise the first error to start the run again, or return to fail the tables. Called if no target can
+        be read.
         """
         self._shared.check()
         if self._unreadable_starts.may_retry(errors, load_overrides(self._config.state).resync):
@@ -341,10 +343,10 @@ class Pipeline:
             self._observer.announced(f"{error.message}; penstock check prints the required SQL")
 
     def _unfinished_fences(self, tables: Tables) -> dict[TableName, Position]:
-        """The first fences of snapshots that an earlier run did not finish.
+        """Return the first fences of snapshots that an earlier run did not finish.
 
-        Deletes the stored progress of other snapshots: those that are finished, those whose table was
-        removed, and those for which changes after the fence are lost.
+        Deletes the stored progress of all other snapshots. These are finished, or their table was removed, or
+        changes after their fence are lost.
         """
         found = load_all_progress(self._root, self._config.pipeline)
         for name in (
@@ -430,7 +432,7 @@ class Pipeline:
             query = start_query(self._spark, self._config, applier.apply, once=goal is not None)
             ending.callback(self._capture.settle)
             ending.callback(query.stop)
-            ending.callback(stop)  # runs before query.stop: a snapshot may wait for the query
+            ending.callback(stop)  # runs before query.stop, because a snapshot may wait for the query
 
             resync = partial(self._start_resync, parts, resyncs)
             reconciler = TableReconciler(

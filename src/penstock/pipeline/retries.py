@@ -21,8 +21,8 @@ from penstock.errors import PenstockError, SpoolFormatError
 
 
 def check_format(document: Mapping[str, Any], newest: int, where: Path) -> None:
-    """Raise an error for a format newer than `newest`: a newer version of Penstock wrote the document, which
-    is not corrupt. All older formats can be read.
+    """Raise an error if the document has a format newer than `newest`. A newer version of Penstock wrote such
+    a document, which is not corrupt. All older formats can be read.
     """
     written = document.get("format", 1)
     if written > newest:
@@ -70,7 +70,7 @@ class RetryLog:
     """
 
     def __init__(self, state: Path | None = None) -> None:
-        """Without a state directory nothing is written."""
+        """`state` is the state directory. Without it, nothing is written."""
         self._state = state
         self._retries: dict[str, Retry] = {}
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class RetryLog:
             self._write()
 
     def clear(self, subject: str) -> None:
-        """Remove the entry of `subject`: it succeeded, or is not retried any more."""
+        """Remove the entry of `subject`, which has succeeded or is not retried any more."""
         if subject in self._retries:
             with self._lock:
                 self._retries.pop(subject, None)
@@ -114,7 +114,9 @@ class RetryLog:
 
 
 def load_retries(state: Path) -> tuple[Retry, ...]:
-    """The retries as last written; none if they cannot be read."""
+    """Load the retries as they were last written. Returns none if the file does not exist or cannot be
+    read.
+    """
     try:
         data = storage.read(state / FILE)
         found: list[dict[str, Any]] = [] if data is None else json.loads(data)["retries"]

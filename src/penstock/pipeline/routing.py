@@ -1,8 +1,8 @@
 """Route several source tables into one target table, and plan the changes of each table in an epoch.
 
-A routed table has a name, a state and a target like any other table, but the publication and the WAL have its
-members. Its OID is a number that `schema.py` computes from its members and their schemas. A target that was
-filled under another number must be resynced.
+A routed table has a name, a state and a target like any other table. In the publication and in the WAL there
+are only its members. Its OID is a number that `schema.py` computes from its members and their schemas. A
+target that was filled under another OID must be resynced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def join_members(
     schemas: Mapping[TableName, TableSchema],
     refused: Mapping[TableName, PenstockError],
 ) -> tuple[CatalogTable, TableSchema]:
-    """The routed table that `members` form. Raises an error if one of the members cannot be mirrored."""
+    """Return the routed table that `members` form, and its schema. Raises an error if one of the members
+    cannot be mirrored.
+    """
     if refused:
         name, error = min(refused.items(), key=lambda item: item[0])
         raise MembersDifferError(
@@ -57,8 +59,8 @@ def route_tables(
     route_of: Callable[[TableName], Route | None],
     check: Callable[[TableSchema], None],
 ) -> None:
-    """Replace the members of each route by the routed table. `check` raises an error for any other problem of
-    the routed table.
+    """Replace the members of each route by the routed table, in `tables`, `schemas` and `refused`. `check`
+    raises an error for any other problem of the routed table.
     """
     routes = {name: route for name in (*tables, *refused) if (route := route_of(name)) is not None}
     groups: dict[Route, list[TableName]] = {}
@@ -86,8 +88,8 @@ def route_tables(
 
 
 def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) -> TableChanges | None:
-    """The changes of a target in a range of the spool; None if there are none. `known` has the schemas of
-    routed tables by OID. Changes for a target with mode `append` include old rows.
+    """Return the changes of a target in a range of the spool; None if the range has no such changes. `known`
+    has the schemas of routed tables by OID. Changes for a target with mode `append` include old rows.
     """
 
     def wanted(own: TableRange) -> tuple[FileSlice, ...]:
@@ -98,7 +100,7 @@ def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) 
         return None if own is None else _changes(target.table, wanted(own))
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        return TableChanges(target.table, (), ChangeCounts())  # for which `routed_views` raises an error
+        return TableChanges(target.table, (), ChangeCounts())  # `routed_views` then raises an error
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
     # A renamed member has another name, a recreated one another OID: `routed_views` reports both.
     slices = [
@@ -120,8 +122,8 @@ def _changes(table: TableName, slices: Sequence[FileSlice]) -> TableChanges:
 def routed_views(
     target: Target, changes: TableChanges, known: Mapping[int, TableSchema]
 ) -> dict[TableSchema, View]:
-    """The column mapping for each schema of the changes. Raises `ResyncRequired` if a change comes from
-    another member, or has another schema, than the routed table that filled the target.
+    """Return the column mapping for each schema of the changes. Raises `ResyncRequired` if a change comes
+    from a table, or has a schema, that the routed table did not have when its target was filled.
     """
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
@@ -154,8 +156,8 @@ def plan_work(
     *,
     hints: AlterationReader,
 ) -> tuple[list[TableChanges], dict[TableName, Exception]]:
-    """The changes of each table after its applied position, ordered by row count, largest first; and the
-    tables for which this failed, with the error.
+    """Collect the changes of each table after its applied position. Returns them in descending order of their
+    row counts, and the tables for which this failed, each with its error.
 
     `routed` has the schemas of routed tables by OID. Tables in `due` are included even without changes.
     """

@@ -107,7 +107,7 @@ def _postgres(config: PostgresConfig) -> tuple[SourceAddress, Naming]:
 
 
 def sink_packages(config: PipelineConfig) -> tuple[str, ...]:
-    """The Maven coordinates that the sink needs for the running Spark."""
+    """Return the Maven coordinates of the packages that the sink needs with the running Spark."""
     from penstock.spark.java import delta_package, iceberg_package
 
     if config.sink.iceberg is not None:

@@ -48,7 +48,9 @@ class PipelineStatus:
     slot: Slot | None
     server: Position | None
     source_error: str | None
-    """The reason why the server could not be queried. Everything else is still reported."""
+    """The reason why the server could not be queried; None if it could. Everything else is reported in both
+    cases.
+    """
     is_capturing: bool = True
     """Whether the process that wrote `capture` still holds the spool's lock."""
     consumers: tuple[Consumer, ...] = ()
@@ -60,11 +62,13 @@ class PipelineStatus:
     letters: Mapping[TableName, int] = field(default_factory=dict)
     """Number of open dead letters of each table."""
     retries: tuple[Retry, ...] = ()
-    """Retries in progress, besides tables in the state `retrying`."""
+    """The retries in progress, except for those of tables in the state `retrying`."""
 
     @property
     def capture_state(self) -> str | None:
-        """State in the capture's status file; `stopped` if its process does not run, None without a file."""
+        """The state in the capture's status file; `stopped` if the capture's process does not run, None if
+        there is no file.
+        """
         if self.capture is None:
             return None
         return self.capture.state if self.is_capturing else "stopped"
@@ -77,7 +81,9 @@ class PipelineStatus:
 
     @property
     def lag_seconds(self) -> float | None:
-        """Age of the last applied transaction; 0 if no change waits in the spool, None if it is unknown."""
+        """The age of the last applied transaction in seconds; 0 if no change waits in the spool, None if it
+        is unknown.
+        """
         if self.epoch is None or self.lag_bytes is None:
             return None
         if self.lag_bytes == 0 or self.spool_end is None or self.spool_end <= self.epoch.position:
@@ -122,8 +128,8 @@ class PipelineStatus:
 
     @property
     def _slot_warning(self) -> str | None:
-        """A warning about the WAL that the slot retains, or None. If the server does not answer, the warning
-        is based on the last value in the capture's status file.
+        """A warning about the WAL that the slot retains; None if there is no reason for one. If the server
+        does not answer, the warning is based on the last value in the capture's status file.
         """
         if self.slot is not None:
             return describe_strain(self.slot.wal_status, self.slot.safe_wal_bytes, f"slot {self.slot.name}")
@@ -131,7 +137,7 @@ class PipelineStatus:
         return describe_strain(lag.wal_status, lag.safe_wal_bytes, "the slot") if lag is not None else None
 
     def as_document(self) -> dict[str, object]:
-        """A JSON document for programs, with stable names."""
+        """Return the status as a JSON document for programs. The names of its keys are stable."""
         epoch, slot, capture = self.epoch, self.slot, self.capture
         return {
             "pipeline": self.pipeline,

@@ -47,8 +47,8 @@ class TableLifecycle:
         order_resync: Callable[[TableName, str], None],
         recorded: Position,
     ) -> None:
-        """`order_resync` gets a table whose changes cannot be applied to its target, and the reason, and
-        orders its resync. `recorded` is the position of the last recorded epoch.
+        """`order_resync` is called with a table whose changes cannot be applied to its target, and with the
+        reason. It orders a resync of the table. `recorded` is the position of the last recorded epoch.
         """
         self._sink = sink
         self._spool = spool
@@ -74,10 +74,11 @@ class TableLifecycle:
     def transition(
         self, name: TableName, event: TableEvent, update: Callable[[TableStatus], TableStatus] | None = None
     ) -> bool:
-        """Apply the event. Returns False, without a change, if it is not allowed in the table's state.
+        """Apply an event to a table. Returns whether the event is allowed in the table's state. If it is not,
+        nothing changes.
 
-        `update` computes the new status from the old one, in which the new state is already set. Without
-        `update`, only reason and remedy are removed.
+        `update` computes the new status. It gets the old status with the new state already set. Without
+        `update`, the new status is this one without reason and remedy.
         """
         with self._writing:
             known = self.statuses.get(name)
@@ -96,7 +97,9 @@ class TableLifecycle:
             return True
 
     def mark_applied(self, end: Position) -> None:
-        """Set every table that epochs apply changes to as streaming, and applied up to `end` at least."""
+        """Set the state `streaming` for every table to which epochs apply changes, with `end` as the applied
+        position unless the table has a later one.
+        """
         with self._writing:
             live = {name: self.statuses[name] for name in self.live()}
             reached = {name: max(end, status.applied or end) for name, status in live.items()}
@@ -108,7 +111,7 @@ class TableLifecycle:
             self.retries.forget(name)
 
     def live(self) -> list[TableName]:
-        """Tables that the next epoch applies changes to."""
+        """The tables to which the next epoch applies changes."""
         return [name for name, status in self.statuses.items() if status.is_applied]
 
     def committed(self, name: TableName) -> Position | None:
@@ -161,22 +164,22 @@ class TableLifecycle:
         self._keep_needed()
 
     def add_pending(self, name: TableName) -> None:
-        """Add a table that waits for its snapshot. The spool keeps its changes from the recorded position on,
-        so that it has all changes after the fence.
+        """Add a table that waits for its snapshot. The spool keeps the table's changes from the recorded
+        position on, so that it has all changes after the fence.
 
-        For a snapshot that an earlier run began, the spool keeps the changes from its first fence on.
+        If an earlier run began the snapshot, the spool keeps the changes from the snapshot's first fence on.
         """
         self._kept.setdefault(name, self.recorded)
         self.transition(name, TableEvent.FOUND, lambda status: TableStatus(status.state))
         self._dead_letters.supersede_all(name)
 
     def set_fence(self, name: TableName, fence: Position) -> None:
-        """Set the fence of the table's snapshot: the spool keeps the changes after it. Ignored if the table
-        was removed or has failed.
+        """Set the fence of the table's snapshot. From then on, the spool keeps only the changes after the
+        fence. Does nothing if the table was removed or has failed.
         """
         if self.transition(name, TableEvent.SNAPSHOT_STARTED, lambda status: TableStatus(status.state)):
             self._kept[name] = fence
-            self.request_epoch()  # it releases the changes that were kept before the fence
+            self.request_epoch()  # the epoch releases the changes before the fence
 
     def add_copied(self, target: Target) -> None:
         """Hand over a table whose snapshot is complete. The next epoch applies its changes."""
@@ -220,8 +223,8 @@ class TableLifecycle:
         self._resync_reasons[name] = "it was not written by this pipeline"
 
     def remove(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
-        """Remove the table at the start of the next epoch, and call `then`. Neither that epoch nor a later
-        one writes to its target.
+        """Remove the table at the start of the next epoch, and then call `then`. Neither that epoch nor a
+        later one writes to its target.
         """
 
         def part() -> None:
@@ -238,11 +241,13 @@ class TableLifecycle:
     # --------------------------------------------------------------------------------------------------------
 
     def pause(self, name: TableName) -> None:
-        """From the next epoch on, do not change the target, and keep the table's changes."""
+        """Pause the table. From the next epoch on, its target does not change, and the spool keeps its
+        changes.
+        """
         self._requests.append(lambda: self._pause_or_resume(name, TableEvent.PAUSED))
 
     def resume(self, name: TableName) -> None:
-        """With the next epoch, apply the changes that were kept."""
+        """Resume the table. The next epoch applies the changes that the spool kept."""
         self._requests.append(lambda: self._pause_or_resume(name, TableEvent.RESUMED))
 
     def _pause_or_resume(self, name: TableName, event: TableEvent) -> None:
@@ -253,7 +258,7 @@ class TableLifecycle:
     # --------------------------------------------------------------------------------------------------------
 
     def request_resync(self, name: TableName, reason: str) -> None:
-        """Before the next epoch, order a resync of the table."""
+        """Order a resync of the table before the next epoch."""
         self._requests.append(lambda: self.require_resync(name, reason))
 
     def require_resync(self, name: TableName, reason: str) -> None:
@@ -272,13 +277,15 @@ class TableLifecycle:
             self.await_resync(name, reason)
 
     def await_resync(self, name: TableName, reason: str) -> None:
-        """Do not change the target until the ordered resync replaces it. The spool keeps its changes."""
+        """Stop applying changes to the table until the ordered resync replaces its target. The spool keeps
+        the changes.
+        """
         if self.transition(name, TableEvent.RESYNC_REQUIRED):
             self.retries.forget(name)
             self._resync_reasons[name] = reason
 
     def mark_resynced(self, targets: Mapping[TableName, Target]) -> None:
-        """Continue with targets that were replaced by new copies, and clear their errors."""
+        """Continue with the new targets of resynced tables, and clear the tables' errors."""
         for name, target in targets.items():
             self.targets[name] = target
             self._resync_reasons.pop(name, None)
@@ -286,7 +293,9 @@ class TableLifecycle:
             self.transition(name, TableEvent.RESYNCED, _at(target.applied))
 
     def resync_failed(self, name: TableName, reason: str) -> None:
-        """Called when a resync ended without a copy. Fails the table if it cannot continue without one."""
+        """Handle the end of a resync that did not replace the target. Fails the table if it cannot continue
+        without a resync.
+        """
         self._resyncs.stop_pausing(name)
         if name in self._resync_reasons:
             why = (
@@ -299,11 +308,11 @@ class TableLifecycle:
             )
 
     def request_dropped(self, name: TableName, reason: str) -> None:
-        """Before the next epoch, mark the table as dropped at the source."""
+        """Mark the table as dropped at the source, before the next epoch."""
         self._requests.append(lambda: self.mark_dropped(name, reason))
 
     def mark_dropped(self, name: TableName, reason: str) -> None:
-        """Mark a table that the source dropped. Its target holds all its changes."""
+        """Mark a table as dropped at the source. The target has all changes of the table."""
         self._resyncs.stop_pausing(name)
         remedy = f"penstock tables remove CONFIG {name} removes it from the pipeline and keeps its target"
         if self.transition(
@@ -326,7 +335,7 @@ class TableLifecycle:
         self._observer.table_failed(name, failed)
 
     def request_failure(self, name: TableName, error: PenstockError) -> None:
-        """Fail the table before the next epoch, unless it has ended (failed or gone) before that."""
+        """Fail the table before the next epoch, unless it is failed or gone at that time."""
 
         def fail() -> None:
             if name in self.statuses and not self.statuses[name].is_over:
@@ -354,22 +363,22 @@ class TableLifecycle:
     # --------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Release the spool up to the first position that a table needs. The lock prevents that another
-        thread adds a table with an earlier position at the same time.
+        """Release the spool up to the first position that a table needs. The lock keeps other threads from
+        adding a table with an earlier position at the same time.
         """
         with self._releasing:
             release(self._spool, self._consumer, self._needed())
 
     def _keep_needed(self) -> None:
-        """Keep the spool from the first position that a table needs, even if this position was released
-        before.
+        """Keep the spool from the first position that a table needs, even if the spool was released up to a
+        later position before.
         """
         with self._releasing:
             set_released(self._spool, self._consumer, self._needed())
 
     def _needed(self) -> Position:
-        """The position up to which no table needs changes: the first of the recorded position, the applied
-        positions, and the positions kept for snapshots and resyncs.
+        """The position up to which no table needs changes. It is the lowest of the recorded position, the
+        applied positions, and the positions kept for snapshots and resyncs.
         """
         held = [
             status.applied

@@ -1,7 +1,8 @@
 """Operator overrides for single tables: add, remove, pause, resume, resync, replay.
 
-A small document in the state directory. The command line writes it, whether or not the pipeline runs; a
-running pipeline reads it every second. It holds the requested state, so a repeated request changes nothing.
+The overrides are a small document in the state directory. The command line writes it, whether or not the
+pipeline runs. A running pipeline reads it every second. It holds the requested state, so a repeated request
+changes nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _FIELDS = ("added", "removed", "paused", "resync", "replay")
 
 @dataclass(frozen=True, slots=True)
 class TableOverrides:
-    """The requested state of tables. `added` and `removed` extend and override the configuration. A table is
-    removed from `resync` and `replay` when its request is done.
+    """The requested state of tables. `added` and `removed` override the tables of the configuration. A table
+    is removed from `resync` or `replay` when that request is done.
     """
 
     added: frozenset[TableName] = frozenset()
@@ -61,7 +62,7 @@ class TableOverrides:
         return replace(self, resync=self.resync | frozenset(names))
 
     def clear_resync(self, name: TableName) -> TableOverrides:
-        """Remove the resync request of the table, which is done."""
+        """Remove the request to resync the table, because the resync is done."""
         return replace(self, resync=self.resync - {name})
 
     def replay_dead_letters(self, names: Iterable[TableName]) -> TableOverrides:
@@ -72,7 +73,7 @@ class TableOverrides:
 
 
 def load_overrides(state: Path) -> TableOverrides:
-    """The stored overrides; empty if there are none."""
+    """Load the stored overrides. Empty if nothing is stored."""
     try:
         data = storage.read(state / FILE)
     except OSError:
@@ -93,13 +94,15 @@ def load_overrides(state: Path) -> TableOverrides:
 
 
 def with_overrides(config: PipelineConfig) -> PipelineConfig:
-    """The configuration with the overrides applied."""
+    """Return the configuration with the stored overrides applied."""
     orders = load_overrides(config.state)
     return config.with_tables(orders.added, orders.removed)
 
 
 def change_overrides(state: Path, change: Callable[[TableOverrides], TableOverrides]) -> TableOverrides:
-    """Read, change and write the overrides under a lock between processes; returns the new overrides."""
+    """Read the overrides, apply `change` and write the result, under a lock between processes. Returns the
+    new overrides.
+    """
     storage.ensure_directory(state)
     with exclusive(state / _LOCK):
         before = load_overrides(state)

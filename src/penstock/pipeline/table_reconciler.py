@@ -3,8 +3,8 @@
 Also adopts or replaces target tables that the pipeline did not create.
 
 The main thread reconciles when the configuration file or an override changes, and every ten seconds to find
-new tables that match a pattern. New tables are added, deselected ones removed, others paused, resumed or
-resynced; the other tables continue to stream.
+new tables that match a pattern. It adds new tables, removes deselected tables, and pauses, resumes or resyncs
+tables. The other tables continue to stream.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def take_over(tables: Tables, sink: Sink, state: Path) -> None:
 
 
 def _adopt(schema: TableSchema, sink: Sink, state: Path) -> None:
-    """Adopt a target. Its resync is requested first: if the run ended right after the adoption, a next run
-    without this request would empty the target and copy the table as a new one.
+    """Adopt a target. The resync of the table is requested first. If the run ended right after the adoption
+    without this request, the next run would empty the target and copy the table as a new one.
     """
     change_overrides(state, lambda orders: orders.request_resync([schema.name]))
     needs_shadow = False
@@ -103,7 +103,9 @@ _SUBJECT = "table reconciliation"
 
 @dataclass(slots=True)
 class TableReconciler:
-    """Used by the pipeline's main thread only."""
+    """Adds, removes, pauses and resyncs tables while the pipeline runs. Used by the pipeline's main thread
+    only.
+    """
 
     config: PipelineConfig
     sink: Sink
@@ -129,7 +131,8 @@ class TableReconciler:
     _queried_at: float = 0.0
     _announced: str | None = None
     _unread: dict[TableName, int] = field(default_factory=dict)
-    """Tables whose resync waits because the target cannot be read: consecutive failures."""
+    """The number of consecutive failures for each table whose resync waits because its target cannot be read.
+    """
     _parts: PartitionWatch = field(init=False)
     _types: TypeWatch = field(init=False)
 
@@ -148,8 +151,8 @@ class TableReconciler:
         return self.config.schema_rule(name).auto_resync
 
     def _loses_rows(self, name: TableName, altered: AlteredTypes) -> bool:
-        """Whether later changes would miss their rows, because keys in the target have the text form of the
-        old type.
+        """Whether later changes would not find their rows, because keys in the target have the text form of
+        the old type.
         """
         return altered.is_key and not self.config.mode_of(name).is_log
 
@@ -291,11 +294,12 @@ class TableReconciler:
     def _find_resyncs(
         self, connection: Connection, selection: Selection, orders: TableOverrides
     ) -> dict[TableName, str]:
-        """Tables to resync, with the reason, because of changes that the WAL does not show: attached,
-        detached, rewritten or separately truncated partitions with rows, and altered types.
+        """Return the tables to resync because of changes that the WAL does not show, each with the reason.
+        The changes are altered types, and partitions with rows that were attached, detached, rewritten or
+        separately truncated.
 
-        A table without automatic resync fails if later changes would miss their rows. Otherwise it keeps its
-        rows, and the reason is announced.
+        A table without automatic resync fails if its later changes would not find their rows. Otherwise it
+        keeps its rows, and the reason is announced.
         """
         known = {name: status for name, status in self.tables.statuses.items() if name not in orders.resync}
         applied = {name: status.applied for name, status in known.items() if status.is_followed}
@@ -325,7 +329,7 @@ class TableReconciler:
 
     def _resync_matching_members(self, selection: Selection) -> None:
         """Resync routed tables that failed because their members differed, once the members have the same
-        columns. Ordered once per set of members.
+        columns. Orders the resync only once per set of members.
         """
         for name, status in self.tables.statuses.items():
             table = selection.tables.get(name)
@@ -364,7 +368,9 @@ class TableReconciler:
             self.tables.remove(name, partial(self._part, name))
 
     def _readd_recreated(self, names: Iterable[TableName]) -> None:
-        """Add dropped tables that exist again as new tables, once the epochs have removed the old ones."""
+        """Add dropped tables that exist again as new tables, after the next epoch has removed the old
+        ones.
+        """
         for name in set(names) - self._removing:
             self._removing.add(name)
             self.tables.remove(name, partial(self._removing.discard, name))
@@ -419,7 +425,7 @@ class TableReconciler:
         if pending:
             for table in pending:
                 self.tables.add_pending(table.name)
-                if table.name in orders.resync:  # this copy is newer than the request
+                if table.name in orders.resync:  # the snapshot is newer than the request
                     change_overrides(self.config.state, partial(TableOverrides.clear_resync, name=table.name))
             self.snapshots.start(pending)
 

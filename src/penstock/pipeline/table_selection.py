@@ -58,8 +58,8 @@ _LOAD_PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tables that a configuration selects, with their schemas; and the selected tables that cannot be
-    mirrored, with the reason.
+    """The tables that a configuration selects, with their schemas. `refused` has the selected tables that
+    cannot be mirrored, each with the reason.
     """
 
     tables: dict[TableName, CatalogTable]
@@ -79,7 +79,9 @@ class Selection:
         ]
 
     def knows(self, name: TableName) -> bool:
-        """Whether the source has the table or, if it is routed, its members, even if their schemas differ."""
+        """Whether the source has the table. For a routed table: whether it has the members, even if their
+        schemas differ.
+        """
         return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
 
     @property
@@ -102,10 +104,11 @@ def select_tables(
     """Read the catalog and select tables. A table that the configuration names and that does not exist is
     refused. A pattern may match no table.
 
-    `seen` returns the position `Selection.seen_at`; callers that use it pass `SourceAdapter.seen`.
+    `seen` returns the position for `Selection.seen_at`. A caller that uses this position passes
+    `SourceAdapter.seen`.
 
-    Operator overrides count as part of the configuration. Spark is started only if a query of a transform can
-    be checked only by Spark. Without `asks_spark` such a query is assumed to fit.
+    Operator overrides count as part of the configuration. Spark is started only if a transform has a query
+    that only Spark can check. Without `asks_spark`, such a query is not checked.
     """
     config = with_overrides(config)
     source = source_adapter(config)
@@ -156,8 +159,8 @@ def select_tables(
 
 
 def check_names(schema: TableSchema, mode: Mode) -> None:
-    """Raise an error if a column has the name of a column that the table mode adds. Spark compares names
-    without case.
+    """Raise an error if a column has the name of a column that the table mode adds. The check ignores case,
+    as Spark does.
     """
     taken = [name for name in schema.column_names if name.casefold() in mode.added_names]
     if taken:
@@ -171,8 +174,8 @@ def check_selected(selection: Selection, source: str) -> None:
     """Raise an error if no table can be mirrored: the error of a refused table, or `NoTablesError`."""
     if not selection.tables:
         hint = (
-            "check tables: in the configuration (names are case-sensitive); `penstock run` without "
-            "--once waits until a pattern matches"
+            "check the setting `tables` in the configuration (names are case-sensitive); "
+            "`penstock run` without --once waits until a pattern matches"
         )
         raise next(
             iter(selection.refused.values()),
@@ -186,7 +189,8 @@ def await_tables(
     """Wait until the configuration names a table, or a pattern matches one. Returns the configuration with
     the current tables; None if `pause` returns True.
 
-    The source is queried every ten seconds. `tell` is called once, if there is something to wait for.
+    The source is queried every ten seconds. If no table is found at once, `tell` is called with a message,
+    but only once.
     """
     is_reported = False
     while True:
@@ -229,7 +233,7 @@ def inspect_pipeline(
     """Determine the state of each table from source, target and the last epoch record. An error of one table
     fails only that table.
 
-    Reading a target is retried a few times, then its table fails. If no target can be read,
+    If a target cannot be read after a few attempts, its table fails. If no target can be read,
     `on_none_readable` is called with the errors before the tables fail; it raises an error if the cause may
     be shared.
     """
@@ -272,7 +276,7 @@ def inspect_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class _LoadedTarget:
-    """The target of one table at start-up."""
+    """The result of reading the target of one table at start-up."""
 
     name: TableName
     target: Target | None = None
@@ -308,7 +312,9 @@ def _find_unreadable(
     describe: Callable[[TableName], str],
     on_none_readable: Callable[[Mapping[TableName, PenstockError]], None],
 ) -> dict[TableName, PenstockError]:
-    """Tables whose target cannot be read, with the error with which each of them fails."""
+    """Return the tables whose target cannot be read. The error of each is the one with which the table
+    fails.
+    """
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
     if found and len(found) == len(loaded):
         on_none_readable(found)
@@ -319,8 +325,8 @@ def _find_unreadable(
 
 
 def unreadable_hint(place: str) -> str:
-    """The hint for a target that cannot be read. Only an operator may remove such a target, because it may
-    belong to another program, or may be restored.
+    """Return the hint for a target that cannot be read. Only an operator may remove such a target, because it
+    may belong to another program, or may be restored.
     """
     return f"restore {place}, or remove it, so that the table is copied as a new one"
 
@@ -339,7 +345,9 @@ def _place_foreign(
 
 
 def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
-    """Whether a table that was `gone` exists again. Its target lacks changes that were made in that time."""
+    """Whether a table that was `gone` exists again. Its target then lacks the changes that were made while
+    the table was gone.
+    """
     recorded = last.tables.get(name)
     if recorded is None or recorded.state is not TableState.GONE:
         return False
@@ -357,8 +365,8 @@ def find_indistinct(
     are_distinct: Callable[[TableName, TableName], bool],
     describe: Callable[[TableName], str],
 ) -> dict[TableName, PenstockError]:
-    """Refuse tables whose names differ only in case if the target does not distinguish case: they would
-    overwrite each other.
+    """Return an error for each table whose name differs from another's only in case, if the target does not
+    distinguish case. Such tables would overwrite each other.
     """
     folded: dict[str, list[TableName]] = {}
     for name in names:

@@ -24,7 +24,9 @@ class TableState(StrEnum):
     resync.
     """
     CATCHING_UP = "catching_up"
-    """The target is filled up to its applied position; the next epoch applies the changes after it."""
+    """The target is filled up to its applied position. The next epoch applies the changes after this
+    position.
+    """
     STREAMING = "streaming"
     """The target equals the source at the end of every epoch."""
     RETRYING = "retrying"
@@ -33,7 +35,9 @@ class TableState(StrEnum):
     The spool keeps the changes, the other tables continue, and a later epoch retries after a backoff.
     """
     PAUSED = "paused"
-    """Paused by an operator. The target stays as it is, and the spool keeps the changes after it."""
+    """An operator paused the table. The target stays as it is, and the spool keeps the changes after its
+    applied position.
+    """
     FAILED = "failed"
     """The table needs an operator.
 
@@ -62,7 +66,7 @@ class TableEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: in any of these states, this event leads to that state.
+    """One row of the table of transitions: in each state in `before`, the event leads to the state `after`.
 
     The state None means that the table does not belong to the pipeline.
     """
@@ -157,14 +161,15 @@ class TableStatus:
 
     state: TableState
     applied: Position | None = None
-    """All changes of the table up to here are in its target."""
+    """All changes of the table up to this position are in its target."""
     committed: Position | None = None
-    """The position of the target's last commit. Less than `applied` while the table has no changes."""
+    """The position of the target's last commit. It is less than `applied` if the table had no changes since.
+    """
     reason: str | None = None
     remedy: str | None = None
 
     def streaming(self, applied: Position) -> TableStatus:
-        """The status with state `streaming` at `applied`.
+        """Return this status with the state `streaming` and the applied position `applied`.
 
         A table that is already streaming keeps its warning; the reason of any other state is removed.
         """
@@ -179,7 +184,7 @@ class TableStatus:
 
     @property
     def is_followed(self) -> bool:
-        """Whether epochs apply changes to this table, now or after a retry."""
+        """Whether epochs apply changes to this table now, or will do so after a retry."""
         return self.state in _FOLLOWED
 
     @property

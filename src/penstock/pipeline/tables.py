@@ -21,7 +21,7 @@ from penstock.sinks.base import Target
 
 @dataclass(slots=True)
 class Tables:
-    """The tables of a pipeline, by name: source, target and the resulting state."""
+    """The tables of a pipeline at start-up, by name: their sources, targets and states."""
 
     sources: dict[TableName, CatalogTable] = field(default_factory=dict)
     targets: dict[TableName, Target] = field(default_factory=dict)
@@ -36,7 +36,9 @@ class Tables:
     unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
     """Tables whose target could not be read, with the error."""
     unpublished: set[TableName] = field(default_factory=set)
-    """Tables captured only from now on: an earlier, unfinished snapshot of them lacks changes."""
+    """Tables whose capture starts only now, or was interrupted. An earlier, unfinished snapshot of such a
+    table lacks changes.
+    """
     gone: dict[TableName, str] = field(default_factory=dict)
     """Tables that the source dropped, with the reason; some of their changes may not be applied yet."""
     seen_at: Position | None = None
@@ -62,7 +64,7 @@ class Tables:
 
     @property
     def owners(self) -> dict[TableName, TableName]:
-        """The pipeline table of each source table."""
+        """The pipeline table to which each source table belongs."""
         return {
             source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)
         }
@@ -84,7 +86,9 @@ class Tables:
 
     @property
     def filled(self) -> dict[TableName, Position]:
-        """The applied position of each table that was copied before and continues from there."""
+        """The applied position of each table that was copied in an earlier run and continues from this
+        position.
+        """
         return {
             name: status.applied
             for name, status in self.statuses.items()
@@ -96,8 +100,8 @@ class Tables:
 
 
 def fail_blocked(tables: Tables, report: CoverageReport) -> None:
-    """Fail the tables that `report` blocks: their changes would be missing or incomplete. If it blocks all
-    tables, raise an error with all reasons.
+    """Fail the tables that `report` blocks, because their changes would be missing or incomplete. If it
+    blocks all tables, raise an error with all reasons.
     """
     reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
     if reasons.keys() >= set(tables.capturable):
@@ -117,8 +121,8 @@ def pause_ordered(tables: Tables, orders: TableOverrides) -> None:
 def fail_unpublished(
     tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]
 ) -> None:
-    """Fail tables that already have a target and were not captured for a time: changes from that time are
-    lost. `added` are the source tables whose capture starts only now.
+    """Fail tables that already have a target and were not captured for a time, because changes from that time
+    are lost. `added` are the source tables whose capture starts only now.
     """
     owners = tables.owners
     for source in added:
@@ -133,8 +137,9 @@ def fail_unpublished(
 
 
 def status_of(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
-    """The status with which a table starts, from its target and the last epoch record. If the record shows
-    that the table had no change after the target's position, `applied` is the position of the record.
+    """Return the status with which a table starts, from its target and the last epoch record. If the record
+    shows that the table had no change after the target's position, the applied position is that of the
+    record.
     """
     recorded = last.tables.get(name) if last is not None else None
     if target is None or target.applied is None:
@@ -165,7 +170,8 @@ def fail_over_holes(
     """Fail tables for which changes after the applied position are neither in the spool nor in the source.
 
     `ground` is the range of positions in the spool; the source has all changes after `confirmed`. If no table
-    can continue, raise the error instead, unless other tables are streaming (`is_alone` is False).
+    can continue, raises the error of one of them instead, unless other tables are streaming (`is_alone` is
+    False).
     """
     holes: dict[TableName, PositionGapError] = {}
     for name, applied in tables.filled.items():

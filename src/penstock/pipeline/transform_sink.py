@@ -1,10 +1,10 @@
 """`TransformingSink`: a sink that transforms rows before the inner sink writes them.
 
-Callers pass the schemas and rows of source tables; the inner sink gets transformed schemas and rows. Snapshot
-tasks transform a chunk while they write it. Changes, and rows that changed during a snapshot, are first
-rewritten to transformed files (`transforms/staging.py`). `transforms/spark_exchange.py` evaluates expressions
-that only Spark can evaluate. Tables without a transform pass unchanged. Every pipeline uses this sink,
-because a rule may be added while the pipeline runs.
+Callers pass the schemas and rows of source tables. The inner sink gets the transformed schemas and rows.
+Snapshot tasks transform a chunk while they write it. Changes, and rows that changed during a snapshot, are
+first rewritten to transformed files (`transforms/staging.py`). `transforms/spark_exchange.py` evaluates
+expressions that only Spark can evaluate. Rows of tables without a transform pass unchanged. Every pipeline
+uses this sink, because a rule may be added while the pipeline runs.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ class TransformingSink(Sink, AskingSink):
     def can_resume_snapshot(
         self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]
     ) -> bool:
-        """Whether earlier chunks can be used: they must have been written with the current transform."""
+        """Whether the chunks of an earlier run can be used. This requires that they were written with the
+        current transform.
+        """
         transform, target = self._transform_of(schema.name), self._sink.load_target(schema.name)
         if target is None or not is_made_by(target, transform):
             return False
@@ -277,8 +279,8 @@ class TransformingSink(Sink, AskingSink):
         return replace(changes, slices=tuple(slices), counts=counts, views=views)
 
     def _asked(self, plan: Sequence[StageTask], directory: Path) -> Sequence[StageTask]:
-        """Evaluate the plan's Spark expressions into `directory`. Returns the plan with the path of the
-        results.
+        """Evaluate the Spark expressions of the tasks in `plan`. Returns the tasks with the directory of the
+        results, which is under `directory`.
         """
         fitted = plan[0].fitted
         if fitted.query is None:
@@ -408,7 +410,9 @@ def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: Tra
 
 
 def _restage_diverting(task: KeysTask) -> SnapshotFile:
-    """Transform a file of rows. Rejected rows go to a file beside the directory of accepted rows."""
+    """Transform the keys or rows of a file. Rejected rows go to a file beside the directory of the accepted
+    rows.
+    """
     rejected_file = RejectedRowsFile(Path(task.directory).parent / f"refused-{task.index}.parquet")
     file = restage(task, rejected_file)
     rejected_file.close()

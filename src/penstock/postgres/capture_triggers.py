@@ -44,7 +44,7 @@ class ChangeTableFacts:
     is_own: bool
     """Whether this role is the owner of the schema."""
     is_usable: bool
-    """Whether this role may read and write the tables."""
+    """Whether this role may read and write the tables of the schema."""
     found: FoundSchema
 
     @property
@@ -59,14 +59,14 @@ class ChangeTableFacts:
         return self.found.missing <= {LEASES.name}
 
     def refusal(self, schema: str) -> PrivilegeError | None:
-        """The error if the change table must not be used; otherwise None."""
+        """Return the error if the change table must not be used; otherwise None."""
         if self.found.strange:
             return own_schema(schema).refusal(self.found)
         if not self.is_whole and (self.found.tables or self.found.functions):
             return PrivilegeError(
-                f"schema {schema} has part of a change table, or other objects with the same names",
-                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; "
-                "or choose another name",
+                f"schema {schema} has only some of the objects of a change table",
+                hint=f"if nothing else uses the schema: DROP SCHEMA {identifier(schema)} CASCADE; the "
+                "capture then creates it. Otherwise choose another schema name",
             )
         return None
 
@@ -80,7 +80,7 @@ class TriggeredRelation:
     kind: str | None
     persistence: str | None
     root: TableName | None
-    """The root table, for a partition."""
+    """The root table of a partition; None for other tables."""
     has_triggers: bool
     """Whether triggers record the table's changes in every session."""
     apart: tuple[str, ...]
@@ -92,8 +92,8 @@ class TriggeredRelation:
 
 
 def trigger_names(schema: str) -> tuple[str, str]:
-    """The names of the row trigger and of the truncate trigger. Triggers fire in name order, so with `!`
-    these fire before triggers of the application.
+    """Return the names of the row trigger and of the truncate trigger. Triggers fire in name order, so with
+    `!` these fire before triggers of the application.
     """
     return f"!{schema}", f"!{schema}_truncate"
 
@@ -110,7 +110,9 @@ def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFact
 
 
 def has_change_table(connection: Connection, schema: str) -> bool:
-    """Whether the change table exists. Raises if objects in its place must not be used."""
+    """Whether the complete change table exists. Raises an error if the schema has objects that must not be
+    used.
+    """
     facts = inspect_change_table(connection, schema)
     refusal = None if facts is None else facts.refusal(schema)
     if refusal is not None:
@@ -119,7 +121,9 @@ def has_change_table(connection: Connection, schema: str) -> bool:
 
 
 def inspect_begin(connection: Connection, schema: str) -> Position:
-    """Position after which the change table contains all changes; zero if there is no change table."""
+    """Return the position after which the change table contains all changes; zero if there is no change
+    table.
+    """
     return (
         ChangeTable(connection, schema).inspect().confirmed
         if has_change_table(connection, schema)
@@ -140,7 +144,7 @@ def inspect_triggered(
 def inspect_trigger_memberships(
     connection: Connection, schema: str, tables: Iterable[TableName]
 ) -> dict[TableName, Membership]:
-    """The membership of each of `tables` that has triggers of this change table."""
+    """Return the membership of each of `tables` that has triggers of this change table."""
     rows: list[Any] = connection.execute(
         query("change_table", "memberships"), _wanted(schema, tables)
     ).fetchall()
@@ -186,7 +190,9 @@ class Installation:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """SQL for a person to run: one text for the change table if it is missing, and one for each table."""
+        """The SQL for a person to run: one text for the change table if it is missing, and one for each
+        table.
+        """
         return tuple(f"{each.as_string()};" for each in (*self._making(), *self._attaching()))
 
     def run(self, connection: Connection) -> None:
@@ -236,21 +242,21 @@ class Installation:
 
 
 def grant_text(schema: str, role: str) -> str:
-    """The statement that lets a role read a change table, and remove confirmed changes."""
+    """Return the statement that lets a role read a change table, and remove confirmed changes."""
     return f"{statement('grant', schema, role=sql.Identifier(role)).as_string()};"
 
 
 def attach_grant_text(schema: str, owner: str) -> str:
-    """The statement that lets the role `owner` create triggers on its tables if the change table belongs to
-    another role.
+    """Return the statement that lets the role `owner` create triggers on its tables if the change table
+    belongs to another role.
     """
     return f"{statement('grant_attaching', schema, role=sql.Identifier(owner)).as_string()};"
 
 
 def detach(connection: Connection, schema: str, tables: Collection[TableName]) -> None:
     """Remove the triggers of tables that are no longer captured. A table keeps its triggers if this role may
-    not remove them, or if the table stays locked; they do no harm. Recorded changes stay until they are
-    confirmed.
+    not remove them, or if the table stays locked; triggers that remain do no harm. Recorded changes stay
+    until they are confirmed.
     """
     kept = _detach(connection, schema, sorted(tables), _LockRetry(f"removing triggers of {schema}"))
     if kept:
@@ -311,8 +317,8 @@ def _drop(connection: Connection, schema: str) -> None:
 
 
 def _take(connection: Connection, table: TableName, mode: LiteralString = "ACCESS EXCLUSIVE") -> None:
-    """Lock a table with all its partitions, or fail at once: other sessions must not queue behind a waiting
-    lock.
+    """Lock a table with all its partitions, or fail at once, since other sessions must not queue behind a
+    waiting lock request.
     """
     connection.execute(lock_timeout(_SHORT_WAIT_SECONDS))
     name = sql.Identifier(table.schema, table.name)

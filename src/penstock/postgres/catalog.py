@@ -4,8 +4,8 @@ changes.
 It is used to choose tables, to plan snapshots, and to check which schema the stream must reach. It is never
 used to decode the stream, whose Relation messages describe past schemas.
 
-`ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of every stored value without a
-record in the log. Adding an enum label changes no stored value. Neither does renaming an attribute, since the
+`ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of stored values without a record in
+the log. Adding an enum label changes no stored value. Renaming an attribute changes none either, since the
 text of a composite value contains no attribute names.
 """
 
@@ -62,7 +62,7 @@ class CatalogTable:
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
-    """All tables that can be captured, in name order. Excludes tables in system schemas, partitions,
+    """Return all tables that can be captured, in name order. Excludes tables in system schemas, partitions,
     temporary and unlogged tables, and those of `inspect_misnamed`.
     """
     rows: list[Any] = connection.execute(
@@ -72,7 +72,9 @@ def inspect_tables(connection: Connection) -> list[CatalogTable]:
 
 
 def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
-    """Views, materialized views, foreign and unlogged tables, with kind and persistence from the catalog."""
+    """Return the views, materialized views, foreign and unlogged tables, with kind and persistence from the
+    catalog.
+    """
     rows: list[Any] = connection.execute(
         query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}
     ).fetchall()
@@ -80,7 +82,9 @@ def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
 
 
 def outside_kind(kind: str | None, persistence: str | None) -> str | None:
-    """The kind of a relation whose changes are never in the WAL; None for a table that can be captured."""
+    """Return in words the kind of a relation whose changes are never in the WAL; None for a table that can be
+    captured.
+    """
     if kind not in ("r", "p"):
         return _KINDS.get(kind or "", "no table")
     return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
@@ -96,7 +100,8 @@ class Misnamed:
     what: str
     """The object with the invalid name."""
     is_table: bool
-    """Whether it could be captured if it were renamed; views and unlogged tables cannot be captured."""
+    """Whether the relation could be captured if it were renamed. This is false for views and unlogged tables.
+    """
 
     def error(self) -> UnsupportedTableError:
         return UnsupportedTableError(
@@ -106,9 +111,9 @@ class Misnamed:
 
 
 def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
-    """By OID, tables and views that have a name that is not UTF-8: their own name, or that of a column or
-    partition. They exist only in SQL_ASCII databases. The server cannot send such a name as UTF-8, so every
-    statement must exclude these relations.
+    """Return by OID the tables and views that have a name that is not UTF-8: their own name, or that of a
+    column or partition. They exist only in SQL_ASCII databases. The server cannot send such a name as UTF-8,
+    so every statement must exclude these relations.
     """
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return {}
@@ -137,8 +142,8 @@ def _shown(name: bytes) -> str:
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
-    """The current names of relations, by OID. Omits dropped relations, and routed tables, whose numbers are
-    not OIDs of the source.
+    """Return the current names of relations, by OID. Omits dropped relations, and routed tables, whose
+    numbers are not OIDs of the source.
     """
     wanted = [oid for oid in oids if oid < _OIDS]
     rows: list[Any] = (
@@ -149,25 +154,26 @@ def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, Ta
 
 @dataclass(frozen=True, slots=True)
 class CatalogIdentity:
-    """The columns that identify a table's rows, in table order: the columns of the replica identity's index,
-    otherwise those of the primary key.
+    """The columns that identify a table's rows, in table order. They are the columns of the replica
+    identity's index or, without such an index, those of the primary key.
     """
 
     columns: tuple[str, ...]
     generated: frozenset[str]
-    """Those of `columns` that are generated."""
+    """The generated columns among `columns`."""
     is_full: bool
     """Whether the replica identity is FULL. `columns` are then those of the primary key."""
 
     def hidden(self, carried: Collection[str]) -> tuple[str, ...]:
-        """The generated columns of the key that the stream does not contain. `carried` are the columns in the
-        stream.
+        """Return the generated columns of the key that the stream does not contain. `carried` are the columns
+        in the stream.
         """
         return tuple(name for name in self.columns if name in self.generated and name not in carried)
 
     def key(self, carried: Collection[str]) -> tuple[str, ...]:
-        """The columns of the key in the stream, without hidden columns, as a Relation message flags them.
-        Empty under replica identity FULL if a key column is hidden, since the message then flags all columns.
+        """Return the columns of the key in the stream, as a Relation message flags them, without hidden
+        columns. Empty under replica identity FULL if a key column is hidden, since the message then flags all
+        columns.
         """
         hidden = self.hidden(carried)
         return () if hidden and self.is_full else tuple(name for name in self.columns if name not in hidden)
@@ -177,7 +183,7 @@ _NO_IDENTITY = CatalogIdentity((), frozenset(), is_full=False)
 
 
 def inspect_keys(connection: Connection, oids: Collection[int]) -> Mapping[int, CatalogIdentity]:
-    """The identity of the relations `oids`; those without a key are omitted."""
+    """Return the identity of the relations `oids`, by OID; those without a key are omitted."""
     parameters = {"oids": list(oids)}
     rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
     return {
@@ -187,14 +193,16 @@ def inspect_keys(connection: Connection, oids: Collection[int]) -> Mapping[int, 
 
 
 def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
-    """A table's primary key, in table order, with the current WAL position; None if the table was dropped."""
+    """Return a table's primary key, in table order, with the current WAL position; None if the table was
+    dropped.
+    """
     row: Any = connection.execute(query("catalog", "primary_key"), {"oid": oid}).fetchone()
     return None if row is None else CatalogKey(tuple(row[0]), Position.parse(row[1]).value)
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:
-    """The catalog's definitions of types that are not built in: of the types `oids` and the types that they
-    consist of, or of all types if `oids` is None.
+    """Return the catalog's definitions of types that are not built in: of the types `oids` and the types that
+    they consist of, or of all types if `oids` is None.
     """
     rows: list[Any] = connection.execute(
         query("catalog", "types"), {"oids": None if oids is None else list(oids)}
@@ -203,16 +211,16 @@ def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> 
 
 
 def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
-    """As `inspect_types`, over a new connection: for a stream that meets a type created after the stream
-    began.
+    """Inspect types as `inspect_types` does, over a new connection. Used when the stream contains a type that
+    was created after the stream began.
     """
     with connect(address) as connection:
         return inspect_types(connection, oids)
 
 
 def require_tables(connection: Connection, names: Sequence[TableName]) -> list[CatalogTable]:
-    """The tables with these names, each once and in the given order. Raises `NoTablesError` if one cannot be
-    captured.
+    """Return the tables with these names, each once and in the given order. Raises `NoTablesError` if one
+    cannot be captured.
     """
     known = {table.name: table for table in inspect_tables(connection)}
     unknown = [name for name in names if name not in known]
@@ -230,8 +238,8 @@ def inspect_schemas(
     policy: TypePolicy | None = None,
     publication: str | None = None,
 ) -> dict[TableName, TableSchema]:
-    """The current schemas of the tables, with the columns that the stream of `publication` contains. Executes
-    a fixed number of statements.
+    """Return the current schemas of the tables, with the columns that the stream of `publication` contains.
+    Executes a fixed number of statements.
     """
     oids = [table.oid for table in tables]
     statement = publication_query(connection.info.server_version, "catalog", "columns")
@@ -256,8 +264,8 @@ def inspect_schemas(
 
 
 def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """By OID, the highest column number that was ever assigned, and a digest of the table's heaps and their
-    filenodes. Dropped tables are omitted.
+    """Return for each table, by OID, the highest column number that was ever assigned, and a digest of the
+    table's heaps and their filenodes. Dropped tables are omitted.
     """
     rows: list[Any] = connection.execute(query("attributes", "widths"), {"oids": oids}).fetchall()
     return {oid: (width, heap) for oid, width, heap in rows}
@@ -274,7 +282,7 @@ def inspect_schema(
 
 
 class KeyFault(StrEnum):
-    """Why a table has no usable key. MISSING: no key is defined."""
+    """The reason why a table has no usable key. MISSING means that no key is defined."""
 
     MISSING = "missing"
     NOTHING = "nothing"
@@ -309,7 +317,7 @@ class KeyFault(StrEnum):
 
 
 def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -> dict[TableName, KeyFault]:
-    """The tables among `schemas` without a usable key, with the reason."""
+    """Return the tables among `schemas` without a usable key, with the reason."""
     schemas = list(schemas)
     generated = {
         schema.name: KeyFault.GENERATED
@@ -325,8 +333,8 @@ def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -
 
 
 def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int]:
-    """The subset of `oids` whose changes always contain the whole old row, because all heaps of the table
-    have replica identity FULL.
+    """Return the subset of `oids` whose changes always contain the whole old row, because all heaps of the
+    table have replica identity FULL.
     """
     rows: list[Any] = (
         connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
@@ -385,8 +393,8 @@ class MissingValue:
     """The default Postgres returns for rows older than the column (`pg_attribute.attmissingval`)."""
 
     text: str | None
-    """None if it is unknown: heaps of the table have different defaults, or the array delimiter of the type
-    is not a comma.
+    """The value as text. None if it is unknown: heaps of the table have different defaults, or the array
+    delimiter of the type is not a comma.
     """
 
 
@@ -397,8 +405,8 @@ class CatalogShape:
     schema: TableSchema
     """The schema, with `attributes`. It has no columns if the table was dropped."""
     missing: Mapping[str, MissingValue]
-    """By column name, the default value for rows older than the column. When the server rewrites the rows,
-    the rows contain the value, and the catalog no longer does.
+    """By column name, the default value for rows older than the column. After the server has rewritten the
+    rows, they contain the value themselves, and the catalog no longer has it.
     """
     next_xid: int
     unfinished: frozenset[int]
@@ -407,8 +415,8 @@ class CatalogShape:
         """Whether the shape includes the effects of the transaction `xid`. The WAL may contain its commit
         before its effects are visible.
         """
-        # A change contains 32 bits of the transaction id, which wrap around: half of all numbers are in the
-        # past.
+        # A change contains only 32 bits of the transaction id, so the ids wrap around: half of all numbers
+        # are in the past.
         past = (self.next_xid - xid) % _XIDS
         return 0 < past <= _XIDS // 2 and self.next_xid - past not in self.unfinished
 
@@ -440,13 +448,13 @@ class TypeText:
     """The part of the definition of an enum or a composite type that determines the text of its values."""
 
     labels: tuple[tuple[int, str], ...] = ()
-    """OID and name digest of each label, ordered by OID. A label keeps its OID when it is renamed."""
+    """OID and name digest of each enum label, ordered by OID. A label keeps its OID when it is renamed."""
     attributes: str = ""
-    """A digest of the numbers and types of the attributes."""
+    """A digest of the numbers and types of the attributes of a composite type."""
 
     def sign(self, last: int | None = None) -> str:
-        """The signature: the greatest OID of a label, and a digest of the definition. With `last`, labels
-        with a greater OID are ignored.
+        """Return the signature: the greatest OID of a label, and a digest of the definition. With `last`,
+        labels with a greater OID are ignored.
         """
         if last is None:
             last = max((oid for oid, _ in self.labels), default=0)
@@ -459,7 +467,7 @@ class TypeText:
 
 
 def inspect_type_texts(connection: Connection, oids: Collection[int]) -> dict[int, dict[int, TypeText]]:
-    """For each type in `oids`, the enums and composite types that it is or contains, by their OID."""
+    """Return for each type in `oids` the enums and composite types that it is or contains, by their OID."""
     found: dict[int, dict[int, TypeText]] = {}
     wanted = [oid for oid in oids if oid >= _FIRST_OWN_OID]
     rows: list[Any] = (

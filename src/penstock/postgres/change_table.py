@@ -4,8 +4,8 @@ confirmed ones.
 Triggers record changes in the transactions that make them. The reader then orders the committed transactions
 with a separate statement that gives each a permanent position, so a repeated read returns the same changes. A
 position is the WAL position at the time of that statement, plus a number that distinguishes the transactions
-that it ordered. So these positions can be compared with WAL positions: snapshots, lag and a server that was
-restored to an earlier time are handled as with a replication slot.
+that the statement ordered. So these positions can be compared with WAL positions: snapshots, lag and a server
+that was restored to an earlier time are handled as with a replication slot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it, does n
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """How far changes have been ordered and confirmed."""
+    """The positions up to which changes have been ordered and confirmed, and the state of the server."""
 
     ordered: Position
     confirmed: Position
@@ -122,7 +122,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class OrderedCommit:
-    """One transaction: its position, and the numbers of its first and last change."""
+    """One committed transaction with its position, and the numbers of its first and last change."""
 
     position: Position
     xid: int
@@ -131,7 +131,7 @@ class OrderedCommit:
     changes: int
     bytes: int
     at: datetime
-    """When it was ordered, shortly after its commit."""
+    """The time at which the transaction was ordered, shortly after its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ class ChangeTable:
         self._removed = 0
 
     def take_lease(self) -> str | None:
-        """Take the lease, which makes this session the only reader until the connection ends. Returns None,
-        or a description of the session that already reads.
+        """Take the lease, which makes this session the only reader until the connection ends. Returns None if
+        it succeeded, otherwise a description of the session that already reads.
         """
         lease = Lease(self._connection, self._schema, "reader")
         lease.ensure_table()
@@ -206,7 +206,7 @@ class ChangeTable:
             self._execute("accept")
 
     def sequence(self) -> Position:
-        """Order the transactions that have committed so far. All changes up to the returned position have
+        """Order the transactions that have committed so far. Returns a position: all changes up to it have
         been delivered or can be read. Raises `UncheckedTimelineError`, which is retried, on a promoted server
         until its reader calls `accept`.
         """
@@ -227,8 +227,8 @@ class ChangeTable:
         return [OrderedCommit(Position.of(position), *facts) for position, *facts in rows]
 
     def cut(self, commit: OrderedCommit, after: int, *, max_changes: int, max_bytes: int) -> int:
-        """The number of the last change in the next part of a long transaction. The part begins after the
-        change number `after`.
+        """Return the number of the last change in the next part of a long transaction. The part begins after
+        the change number `after`.
         """
         row: Any = self._execute(
             "end_of_part", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}
@@ -236,7 +236,7 @@ class ChangeTable:
         return commit.last if row[0] is None else int(row[0])
 
     def read_commits(self, after: Position, upto: Position) -> list[pa.StringArray]:
-        """All changes of the transactions in `(after, upto]`, in order, as `_COLUMNS` columns of text."""
+        """Return the changes of all transactions in `(after, upto]`, in order, as `_COLUMNS` text columns."""
         return self._read("read_commits", after=after.value, upto=upto.value)
 
     def read_part(self, commit: OrderedCommit, after: int, upto: int) -> list[pa.StringArray]:
@@ -247,8 +247,9 @@ class ChangeTable:
         return [_shape(row) for row in rows]
 
     def restore(self, shape: int, numbers: str) -> int | None:
-        """The id of the shape of the same table that has exactly the columns `numbers`; None if no such shape
-        is known. For rows that were recorded with the shape `shape`, but contain other columns.
+        """Return the id of a shape of the same table as `shape` that has exactly the column numbers
+        `numbers`; None if no such shape is known. It is for rows that were recorded with the shape `shape`,
+        but contain other columns.
         """
         row: Any = self._execute("find_shape", {"id": shape, "numbers": numbers}).fetchone()
         return None if row[0] is None else int(row[0])
@@ -258,7 +259,7 @@ class ChangeTable:
         self._execute("confirm", {"position": position.value})
 
     def remove_confirmed(self, max_changes: int) -> bool:
-        """Delete up to about `max_changes` confirmed changes; returns whether there are more. A partly
+        """Delete up to about `max_changes` confirmed changes; returns whether there may be more. A partly
         deleted transaction is never read again.
         """
         done: list[Any] = self._execute(
@@ -277,8 +278,8 @@ class ChangeTable:
 
     @contextmanager
     def _horizon(self, *first: LiteralString) -> Iterator[None]:
-        """Context manager for a transaction during which no other session can order changes. Its first
-        statements take no snapshot.
+        """Context manager for a transaction during which no other session can order changes. `first` are its
+        first statements, which must not take a snapshot.
         """
         with waiting_for(
             self._connection,
@@ -291,8 +292,9 @@ class ChangeTable:
             yield
 
     def _sequence(self) -> Position:
-        """Order changes within the caller's transaction. Its commit is always synchronous, whatever the
-        role's settings are, because the positions are returned to the reader at once.
+        """Order changes within the caller's transaction. The commit of that transaction is always
+        synchronous, whatever the role's settings are, because the positions are returned to the reader at
+        once.
         """
         self._execute("require_durable_commit")
         row: Any = self._execute("order_commits").fetchone()
@@ -331,12 +333,12 @@ class ChangeTable:
 
 
 def own_schema(name: str) -> OwnSchema:
-    """The definition of a change table's schema."""
+    """Return the definition of a change table's schema."""
     return OwnSchema(name, _TABLES, ("note",))
 
 
 def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.Composed:
-    """A named statement for the change table in this schema."""
+    """Return a named statement for the change table in this schema."""
     return sql.SQL(query("change_table", name)).format(schema=sql.Identifier(schema), **parts)
 
 
@@ -362,8 +364,9 @@ def check_reader(state: TableState, held: Position, schema: str) -> None:
 
 @contextmanager
 def export_fence(address: SourceAddress, schema: str) -> Iterator[ExportedSnapshot]:
-    """Hold a snapshot open for the length of the block, with the position at which it is exact. It does not
-    wait for open transactions. The reader of the change table can continue as soon as the position is known.
+    """Hold a snapshot open for the length of the block, and provide its name and the position at which it is
+    exact. It does not wait for open transactions. The reader of the change table can continue as soon as the
+    position is known.
     """
     with connect(address, "penstock holder") as holder, holder.transaction():
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -33,7 +33,7 @@ class ChunkedTable:
     def read(
         self, address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
     ) -> Generator[pa.RecordBatch]:
-        """All rows of the table, one connection for each chunk.
+        """Yield all rows of the table, over one connection for each chunk.
 
         `read_chunk` describes the batches and the errors.
         """
@@ -49,7 +49,8 @@ def chunk_tables(
     publication: str | None,
     chunk_bytes: int,
 ) -> list[ChunkedTable]:
-    """Plan chunks of about `chunk_bytes` of heap, of the rows and columns that `publication` publishes.
+    """Plan the chunks of each table, with about `chunk_bytes` of heap each. They have the rows and columns
+    that `publication` publishes.
 
     Call it after the snapshot was exported: otherwise rows that are written in between may be in no chunk.
     """

@@ -3,13 +3,13 @@ connect to the source. Also detects partitions that were attached, detached, tru
 
 Ranges of ctid need no key. The last range of a heap has no upper bound, so that growth after planning does no
 harm. A rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves or hides rows; so each chunk compares the
-relation's filenode with the planned one before and after reading. Rows are read by table name. So the heap is
-locked first and its OID compared: another relation under that name, such as a view, could run its owner's
-functions with this role's rights.
+relation's filenode with the planned one before and after reading. Rows are read by table name. Another
+relation under that name, such as a view, could run its owner's functions with this role's rights. So the heap
+is locked first, and its OID is compared.
 
-With a publication by root, a TRUNCATE of a single partition is not in the log. It changes the partition's
-filenode, as a rewrite does. But a rewrite keeps each row's xmin, while rows inserted after a TRUNCATE have
-the xmin of a transaction that was still open at the TRUNCATE or began later.
+If the publication publishes via the root, a TRUNCATE of a single partition is not in the log. It changes the
+partition's filenode, as a rewrite does. But a rewrite keeps each row's xmin, while rows inserted after a
+TRUNCATE have the xmin of a transaction that was still open at the TRUNCATE or began later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from penstock.schema import TableName, TableSchema
 BLOCK_BYTES = 8192
 
 OnRejected = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
-"""Receives rejected rows, and the error of each."""
+"""Function that receives rejected rows, and the error of each."""
 
 # SQLSTATEs of SET TRANSACTION SNAPSHOT for a snapshot that is no longer exported (two, by server version),
 # and for one whose session has just ended.
@@ -73,8 +73,8 @@ _ALTERED = frozenset({"42703", "42P01", "42809", "3F000"})
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks `first` to `last` (exclusive; None: to the end) of one heap, which is `schema`'s table or one of
-    its partitions.
+    """A range of blocks of one heap, which is `schema`'s table or one of its partitions. The range begins
+    with block `first` and ends before block `last`, or at the end of the heap if `last` is None.
     """
 
     schema: TableSchema
@@ -85,12 +85,14 @@ class Chunk:
     last: int | None
     heap_bytes: int
     row_filter: str | None = None
-    """The row filter of the publication, as the server prints it. Other rows are not part of the table."""
+    """The row filter of the publication, as the server prints it. Rows that do not meet it are not copied."""
     constants: tuple[tuple[str, str], ...] = ()
-    """Columns that the heap does not have, and their text in all its rows. They follow the heap's columns."""
+    """Columns that the heap does not have, each with the text that all its rows get. They follow the heap's
+    columns.
+    """
 
     def with_conditions(self, conditions: Iterable[str]) -> Chunk:
-        """The same blocks, but only the rows that also meet these SQL conditions."""
+        """Return the same blocks, but only with the rows that also meet these SQL conditions."""
         own = [] if self.row_filter is None else [self.row_filter]
         filters = [sql.SQL("({})").format(sql.SQL(condition)) for condition in (*own, *conditions)]
         return replace(self, row_filter=sql.SQL(" AND ").join(filters).as_string() or None)
@@ -117,7 +119,7 @@ def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
 
 
 def whole_leaves(outline: CopyFingerprint) -> dict[int, Chunk]:
-    """By OID of each heap of a table, one chunk that covers the whole heap."""
+    """Return one chunk for each heap of a table, by OID of the heap. The chunk covers the whole heap."""
     return {
         leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part))
         for part in outline.parts
@@ -149,7 +151,7 @@ def _cut(heaps: Sequence[Chunk], sizes: Mapping[int, int], chunk_bytes: int) -> 
 
 
 def snapshot_schema(schema: TableSchema) -> pa.Schema:
-    """A table's columns, then `_exact`."""
+    """Return the Arrow schema of snapshot rows: the table's columns, then `_exact`."""
     return pa.schema(
         [
             *(pa.field(column.name, column.arrow_type) for column in schema.columns),
@@ -159,7 +161,7 @@ def snapshot_schema(schema: TableSchema) -> pa.Schema:
 
 
 def chunk_schema(chunk: Chunk) -> pa.Schema:
-    """The schema of the batches that `read_chunk` yields."""
+    """Return the schema of the batches that `read_chunk` yields."""
     return _extended(snapshot_schema(chunk.schema), chunk.constants)
 
 
@@ -186,10 +188,10 @@ def read_chunk(
     on_rejected: OnRejected | None = None,
     session: Connection | None = None,
 ) -> Generator[pa.RecordBatch]:
-    """The rows of one chunk, decoded by the same decoder as the stream. Runs on executors; opens a connection
-    unless a `session` is given. Without a snapshot, the chunk is read under a new one, which is not
-    consistent with other chunks. With `reject_inexact`, a value that its type cannot hold is an error.
-    `on_rejected` receives rejected rows, if it is set.
+    """Yield the rows of one chunk, decoded by the same decoder as the stream. Runs on executors; opens a
+    connection unless a `session` is given. Without a snapshot, the chunk is read under a new one, which is
+    not consistent with other chunks. With `reject_inexact`, a value that its type cannot hold is an error. If
+    `on_rejected` is set, it receives rejected rows, which then raise no error.
     """
     with (
         open_snapshot(address, snapshot, chunk.heap)
@@ -223,8 +225,8 @@ def probe_chunks(
 
 @contextmanager
 def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName) -> Iterator[Connection]:
-    """A connection in a transaction under the snapshot, or under a new one, for the length of the block.
-    `table` is named in the error if the snapshot no longer exists.
+    """Context manager for a connection in a transaction under the snapshot, or under a new one if `snapshot`
+    is None. `table` is named in the error if the snapshot no longer exists.
     """
     with connect(address, reader_name(snapshot)) as connection:
         try:
@@ -243,10 +245,10 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
 
 @contextmanager
 def lock_tables(address: SourceAddress, tables: Sequence[TableName]) -> Iterator[Connection]:
-    """A session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and rewrites wait until
-    the block ends. The lock is taken before the snapshot, which `begin_locked` imports. All reading must
-    happen in this session: another one would queue behind a waiting TRUNCATE. Raises `LockWaitError` if
-    another session holds a table exclusively.
+    """Context manager for a session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and
+    rewrites wait until the block ends. The lock is taken before the snapshot, which `begin_locked` imports.
+    All reading must happen in this session: another session would queue behind a waiting TRUNCATE. Raises
+    `LockWaitError` if another session holds a table exclusively.
     """
     with connect(address, reader_name(None)) as connection:
         try:
@@ -269,7 +271,7 @@ def begin_locked(connection: Connection, snapshot: str, table: TableName) -> Non
 
 @contextmanager
 def reading(table: TableName) -> Iterator[None]:
-    """Translate the driver's errors."""
+    """Translate the driver's errors that occur while `table` is read."""
     try:
         yield
     except psycopg.Error as error:
@@ -372,9 +374,9 @@ def _import_snapshot(connection: Connection, snapshot: str, table: TableName) ->
 
 
 def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool) -> None:
-    """Lock a table until the transaction ends, so that it is not renamed, altered or truncated. Raise an
-    error if the name no longer refers to `oid`. `only`: without its partitions. Also raises the driver's
-    errors.
+    """Lock a table until the transaction ends, so that it is not renamed, altered or truncated. With `only`,
+    its partitions are not locked. Raises an error if the name no longer refers to `oid`. Also raises the
+    driver's errors.
     """
     name = sql.Identifier(table.schema, table.name)
     statement = sql.SQL(
@@ -408,13 +410,14 @@ _PATIENCE = ("SET LOCAL lock_timeout = '200ms'", "SET LOCAL statement_timeout = 
 @dataclass(frozen=True, slots=True)
 class Partition:
     root: int
-    """The OID of its root table."""
+    """The OID of the partition's root table."""
     filenode: int
     xid: int
-    """32 bits of the last transaction that changed its catalog row: the one that attached it, or a later one.
+    """The lower 32 bits of the id of the last transaction that changed the partition's catalog row: the one
+    that attached it, or a later one.
     """
     is_attached: bool = False
-    """Whether it was attached as an existing table, which may have had rows."""
+    """Whether the partition was attached as an existing table, which may have had rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,15 +426,16 @@ class Partitions:
 
     leaves: Mapping[int, Partition]
     mark: int
-    """Every transaction before this one had ended."""
+    """A transaction id. Every transaction with a lower id had ended at that moment."""
 
 
 def inspect_parts(
     connection: Connection, sources: Mapping[TableName, Collection[int]], known: Collection[int] = ()
 ) -> dict[TableName, Partitions]:
-    """The partitions of tables that are partitioned, or routed from such tables; `sources` are the OIDs of
-    the tables that each consists of. Partitions in `known` are not checked for `is_attached`, which waits for
-    exclusive locks of other sessions.
+    """Return the partitions of each table in `sources`; tables without partitions are omitted. `sources` has
+    for each table the OIDs of the source tables that it consists of: its own, or those of the tables routed
+    into it. Partitions in `known` are not checked for `is_attached`, since that check waits for exclusive
+    locks of other sessions.
     """
     found: dict[int, dict[int, Partition]] = {}
     wanted = [oid for oids in sources.values() for oid in oids if oid < _OIDS]
@@ -450,9 +454,9 @@ def inspect_parts(
 
 
 def has_older_row(connection: Connection, leaf: int, root: int, mark: int) -> bool | None:
-    """Whether a partition has a row that was written before `mark`, so that it was not truncated since. Also
-    False if the role lacks the privilege, or if the query takes longer than a few seconds. None if another
-    session holds the partition exclusively.
+    """Whether a partition has a row that was written before transaction `mark`, so that it was not truncated
+    since. Also False if the role lacks the privilege, or if the query takes longer than a few seconds. None
+    if another session holds the partition exclusively.
     """
     names = inspect_names(connection, [leaf, root])
     refuse_views(connection)

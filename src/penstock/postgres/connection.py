@@ -61,8 +61,8 @@ TRUSTED_ROLES = "trusted_roles"
 """The configuration key that lists roles whose objects may be used (`penstock.postgres.ownership`)."""
 _TRUST_SETTING = f"penstock.{TRUSTED_ROLES}"
 
-# Keyed by the first version that has the setting. Set after connecting, since an older server would refuse a
-# connection that requests it.
+# Settings by the first server version that has them. They are set after connecting, since an older server
+# would refuse a connection that requests them.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
 _RETRIED_CLASSES = {
@@ -78,12 +78,12 @@ _OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53
 _OF_FILES = frozenset({"XX001", "XX002"})  # a damaged table or index
 _RAISE = "exec_stmt_raise"  # the source of RAISE in PL/pgSQL: its message may quote a row, with any SQLSTATE
 
-# libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language; but
-# libpq puts a severity before it.
+# libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language. But
+# libpq puts a severity before the message, which identifies a refusal.
 _OWN_REFUSAL = re.compile(
     r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter"
 )
-"""Messages of libpq itself, or of a pooler. After one of these a ping gives no information."""
+"""Messages of libpq itself, or of a pooler. After one of these messages, a ping gives no information."""
 _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
 _PASSING = (
     "starting up",
@@ -139,12 +139,12 @@ class SourceAddress:
         return cls(make_conninfo("", **parameters), password)
 
     def with_parameters(self, parameters: Mapping[str, str]) -> SourceAddress:
-        """The same address with further libpq parameters."""
+        """Return the same address with further libpq parameters."""
         return SourceAddress(make_conninfo(self.dsn, **parameters), self.password)
 
     def trusting(self, roles: Collection[str]) -> SourceAddress:
-        """The same address for sessions that trust objects of these roles (`penstock.postgres.ownership`).
-        The DSN passes them as a session setting.
+        """Return the same address for sessions that trust objects of these roles
+        (`penstock.postgres.ownership`). The DSN passes the roles as a session setting.
         """
         if not roles:
             return self
@@ -154,18 +154,18 @@ class SourceAddress:
         return self.with_parameters({"options": f"{own} {setting}" if own else setting})
 
     def describe(self) -> str:
-        """User, host and database for messages, without secrets."""
+        """Return user, host and database for messages, without secrets."""
         parameters = conninfo_to_dict(self.dsn)
         host = parameters.get("host") or parameters.get("hostaddr") or "local socket"
         port = parameters.get("port") or "5432"
         return f"{parameters.get('user', '')}@{host}:{port}/{parameters.get('dbname', '')}"
 
     def conninfo(self, application: str, *, replication: bool = False) -> str:
-        """The complete connection string, with password and pinned settings. Never log it."""
+        """Return the complete connection string, with password and pinned settings. Never log it."""
         parameters = conninfo_to_dict(self.dsn)
         pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
         own = parameters.get("options")
-        # Always set: the owner of a database could define a default for the setting.
+        # The setting is always given, since the owner of a database could define a default for it.
         untrusted = f"-c {_TRUST_SETTING}="
         extra: dict[str, str | int | None] = {
             "options": f"{untrusted} {own} {pinned}" if own else f"{untrusted} {pinned}",
@@ -205,9 +205,9 @@ def is_about_names(error: psycopg.Error) -> bool:
 
 
 def safe_message(error: psycopg.Error) -> str:
-    """The error's message, or the name of its class if the message may contain row values. Detail and context
-    are always omitted: the detail of a violated constraint contains the key, and the context of a COPY
-    contains the row.
+    """Return the error's message, or the name of its class if the message may contain row values. Detail and
+    context are always omitted: the detail of a violated constraint contains the key, and the context of a
+    COPY contains the row.
     """
     if not error.sqlstate:  # an error of the driver or of libpq
         return str(error)
@@ -251,8 +251,8 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
 
 
 def _refusal_state(words: str) -> str:
-    """The SQLSTATE of a refused connection, derived from the message because libpq does not report it. Empty
-    if the connection was not refused, or was refused for a temporary reason.
+    """Return the SQLSTATE of a refused connection, derived from the message because libpq does not report it.
+    Empty if the connection was not refused, or was refused for a temporary reason.
     """
     if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
         return ""
@@ -282,8 +282,8 @@ def refuse_views(connection: Connection) -> None:
 
 
 def tls_weakness(connection: Connection) -> str | None:
-    """The reason why TLS does not verify the server's identity; None if it does, or if the connection is
-    local.
+    """Return the reason why TLS does not verify the server's identity; None if it does, or if the connection
+    is local.
     """
     address = connection.info.hostaddr
     mode = next(
@@ -348,7 +348,7 @@ def _connect(conninfo: str, doing: str) -> Connection:
 
 
 def version_fault(version: int, doing: str) -> ServerUnfitError | None:
-    """The error for a server below `MINIMUM_VERSION`; None for any other."""
+    """Return the error for a server below `MINIMUM_VERSION`; None for any other server."""
     if version >= MINIMUM_VERSION:
         return None
     major, minor = divmod(version, 10_000)
@@ -360,7 +360,7 @@ def version_fault(version: int, doing: str) -> ServerUnfitError | None:
 
 
 def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
-    """Add the GRANT statement to the error of a role that lacks the CONNECT privilege."""
+    """Return the error; if the role lacks the CONNECT privilege, with the GRANT statement as hint."""
     if not isinstance(error, PrivilegeError) or "CONNECT" not in _QUOTED.sub("", error.message):
         return error
     parameters = conninfo_to_dict(conninfo)
@@ -377,7 +377,7 @@ def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
     """
     if isinstance(error, ConnectionLostError) or _OWN_REFUSAL.search(error.message):
         return error
-    # The shortest timeout of libpq: the call blocks the whole process.
+    # Two seconds are the shortest timeout of libpq. The call blocks the whole process.
     ping = make_conninfo(conninfo, connect_timeout=2)
     if PGconn.ping(ping.encode()) == Ping.OK:
         return error
@@ -417,8 +417,8 @@ def _execute(
                 on_wait()
     except BaseException:
         with suppress(psycopg.Error):
-            # Otherwise the server would finish the command and leave a slot. Unlike `cancel`, this uses the
-            # connection's TLS.
+            # Without the cancel, the server would finish the command and leave a slot. Unlike `cancel`,
+            # `cancel_safe` uses the connection's TLS.
             connection.cancel_safe(timeout=_CANCEL_SECONDS)
         _await_end(connection)
         raise

@@ -3,10 +3,10 @@ the SQL condition for rows that were written after a snapshot.
 
 The position is the WAL position right after the snapshot was taken. Reading it requires neither `wal_level =
 logical` nor a slot nor the REPLICATION attribute. Later reads have later positions, even if Penstock's state
-is lost between them. It is compared only with positions of other consistent reads, not with commit positions,
-since a commit may be in the WAL before it is visible. The processes of one capture take consistent reads one
-at a time, under a lock outside of the database (`PollLock`). So the read with the later position sees
-everything that the earlier read saw.
+is lost between them. The position of a consistent read is compared only with those of other consistent reads.
+It must not be compared with commit positions, since a commit may be in the WAL before it is visible. The
+processes of one capture take consistent reads one at a time, under a lock outside of the database
+(`PollLock`). So the read with the later position sees everything that the earlier read saw.
 
 A server that crashes loses the end of its WAL that was not on disk. This may include commits that were
 already visible, and transaction ids, which the server then assigns again. So the result of a read is used
@@ -40,8 +40,8 @@ _HEADER_BYTES = (24, 40)
 
 
 def inspect_horizon(connection: Connection, snapshot: str) -> int:
-    """The id of the oldest transaction that was open in the exported snapshot, reduced to 32 bits like the
-    `xmin` of rows. Raises `SnapshotLostError` if the snapshot no longer exists.
+    """Return the id of the oldest transaction that was open in the exported snapshot, reduced to 32 bits like
+    the `xmin` of rows. Raises `SnapshotLostError` if the snapshot no longer exists.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -54,8 +54,8 @@ def inspect_horizon(connection: Connection, snapshot: str) -> int:
 
 
 def written_since(horizon: int) -> str:
-    """A SQL condition: the row was written by the transaction `horizon`, by a later one, or by one so old
-    that the comparison of transaction ids has wrapped around.
+    """Return the SQL condition that a row was written by the transaction `horizon`, by a later one, or by one
+    so old that the comparison of transaction ids has wrapped around.
     """
     return (
         sql.SQL("pg_catalog.age(xmin) <= pg_catalog.age({}::pg_catalog.xid)")
@@ -65,25 +65,26 @@ def written_since(horizon: int) -> str:
 
 
 def inspect_filenodes(connection: Connection, oids: Collection[int]) -> dict[int, int]:
-    """The current filenodes of these relations, by OID. Dropped relations are omitted."""
+    """Return the current filenodes of these relations, by OID. Dropped relations are omitted."""
     rows: list[Any] = connection.execute(query("catalog", "filenodes"), {"oids": list(oids)}).fetchall()
     return {oid: filenode for oid, filenode, _ in rows}
 
 
 def insert_position(connection: Connection) -> Position:
-    """The position of the next WAL record. It is between two records, so every record is entirely before or
-    after it.
+    """Return the position of the next WAL record. It is between two records, so every record is entirely
+    before or after it.
     """
     row: Any = connection.execute(query("replication", "insert_lsn")).fetchone()
     return Position.parse(row[0])
 
 
 def shown_position(connection: Connection) -> Position:
-    """A position at or after all changes of other sessions that this connection has seen. The WAL of an idle
-    server reaches this position too.
+    """Return a position at or after all changes of other sessions that this connection has seen. The WAL of
+    an idle server reaches this position too.
     """
     at = insert_position(connection).value
-    # On an empty page the next record follows a page header, which is written with the record.
+    # At the start of a page, the insert position is after the page header. But the header is written only
+    # with the next record, so the WAL of an idle server ends before it.
     return Position.of(at - at % _PAGE_BYTES) if at % _PAGE_BYTES in _HEADER_BYTES else Position.of(at)
 
 
@@ -97,9 +98,9 @@ class ConsistentRead:
 
     position: Position
     xmin: int
-    """Every transaction before this one, in 64 bits, has ended."""
+    """A transaction id in 64 bits. Every transaction with a lower id has ended."""
     xmax: int
-    """The first transaction id that was not assigned yet."""
+    """The first transaction id, in 64 bits, that was not assigned yet."""
     taken_at: datetime
 
 
@@ -109,7 +110,7 @@ StoreRead: TypeAlias = Callable[[Connection, ConsistentRead], None]
 
 PollLock: TypeAlias = Callable[[], AbstractContextManager[object]]
 """Context manager for the lock under which the processes of one capture take consistent reads, one at a time.
-Not needed if the positions of the reads are not compared.
+A lock is not needed if the positions of the reads are not compared.
 """
 
 
@@ -145,8 +146,8 @@ def hold_fence(
             read = _inspect_read(connection)
             if store is not None:
                 store(connection, read)
-            # A WAL record that is not flushed is sufficient: the next read has a later position even on an
-            # idle server.
+            # Write a WAL record, so that the next read has a later position even on an idle server. The
+            # record need not be flushed for this.
             nudge(connection)
             held.close()
             yield read
@@ -192,8 +193,9 @@ def _begun(
 
 
 def _begin(connection: Connection, tables: Sequence[TableName], lock: PollLock, held: ExitStack) -> None:
-    """Begin a transaction and lock all tables without waiting, or retry until a deadline. Waiting for one
-    table while holding another could make another session's ALTER fail with a deadlock.
+    """Begin a transaction and lock all tables without waiting; if a table is locked by another session, try
+    again until a deadline. Waiting for one table while holding another could make another session's ALTER
+    fail with a deadlock.
     """
     deadline = time.monotonic() + _LOCK_WAIT_SECONDS
     while True:
@@ -215,25 +217,27 @@ def _begin(connection: Connection, tables: Sequence[TableName], lock: PollLock, 
 
 
 def ensure_flushed(connection: Connection, position: Position) -> None:
-    """Flush the WAL up to `position` to disk, so that a crash does not lose it. Not within a transaction."""
+    """Flush the WAL up to `position` to disk, so that a crash does not lose it. Must not be called within a
+    transaction.
+    """
     row: Any = connection.execute(query("polling", "is_flushed"), {"position": str(position)}).fetchone()
     if not row[0]:
         flush_log(connection)
 
 
 def flush_log(connection: Connection) -> None:
-    """Advance the WAL and flush it to disk. Not within a transaction."""
+    """Advance the WAL and flush it to disk. Must not be called within a transaction."""
     connection.execute(query("polling", "flush"))
 
 
 def wal_position(connection: Connection) -> Position:
-    """The current WAL position."""
+    """Return the current WAL position."""
     row: Any = connection.execute(query("polling", "position")).fetchone()
     return Position.parse(row[0])
 
 
 def inspect_system(connection: Connection) -> SystemIdentity:
-    """The identity of the server, over a plain connection."""
+    """Return the identity of the server, queried over a plain connection."""
     row: Any = connection.execute(query("polling", "system")).fetchone()
     identifier, timeline = row
     if timeline is None:

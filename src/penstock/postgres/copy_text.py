@@ -33,7 +33,8 @@ from penstock.errors import ProtocolError
 from penstock.postgres.connection import Connection
 
 _BLOCK_BYTES = 4 << 20
-"""Larger blocks do not fit into the processor's caches; smaller ones cost more per row."""
+"""The size of a block. Larger blocks do not fit into the processor's caches; smaller ones cost more per row.
+"""
 
 _WAIT_MILLISECONDS = 1000
 _END = (-1, b"")
@@ -46,9 +47,9 @@ _ESCAPES = {r"\b": "\b", r"\f": "\f", r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\
 
 
 def read_texts(connection: Connection, statement: str, columns: int) -> Generator[list[pa.StringArray]]:
-    """Run a SELECT with this number of columns; yields each block of rows as one array per column. NULL is
-    null. Until all rows are read, the connection cannot be used for anything else; if the caller stops
-    earlier, it must close the connection. Raises the driver's errors.
+    """Run a SELECT with this number of columns; yields each block of rows as one array per column. NULL
+    becomes null. Until all rows are read, the connection cannot be used for anything else; if the caller
+    stops earlier, it must close the connection. Raises the driver's errors.
     """
     pgconn = connection.pgconn
     result = pgconn.exec_(sql.SQL("COPY ({}) TO STDOUT").format(sql.SQL(statement)).as_string().encode())
@@ -69,13 +70,15 @@ def read_texts(connection: Connection, statement: str, columns: int) -> Generato
 
 
 def _messages(connection: Connection) -> Iterator[memoryview]:
-    """One message per row. Iterated in C: there may be a million of them per second."""
+    """Yield one message per row. The loop over them runs in C, since there may be a million of them per
+    second.
+    """
     return chain.from_iterable(_arrivals(connection))
 
 
 def _arrivals(connection: Connection) -> Iterator[Iterator[memoryview]]:
-    """The received messages, each time some have arrived. The driver's own wait would block all other
-    threads.
+    """Yield the messages that have been received, each time that some have arrived. psycopg's own wait is not
+    used, since it would block all other threads.
     """
     pgconn = connection.pgconn
     readable = select.poll()
@@ -133,7 +136,7 @@ def _options(columns: int) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.Conve
 def _unescape(texts: pa.StringArray) -> pa.StringArray:
     if not _has_backslash(texts):
         return texts
-    # Pairs first: a run of backslashes is decoded from its beginning.
+    # Replace pairs of backslashes first, since a run of backslashes is decoded from its beginning.
     texts = pc.replace_substring(texts, _PAIR, _PAIR_PLACEHOLDER)
     if _has_backslash(texts):
         for written, meant in _ESCAPES.items():
@@ -148,7 +151,7 @@ def _has_backslash(texts: pa.StringArray) -> bool:
 
 _BLOCK_ROWS = 65_536
 _SPECIAL = np.frombuffer(b"\\\t\n\r", np.uint8)
-# The backslash first, so that the backslashes of other escapes are not escaped again.
+# The backslash is escaped first, so that the backslashes of other escapes are not escaped again.
 _LOADING_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _TAB, _LOADING_END, _NOTHING = (
     pa.scalar("\t", pa.large_string()),
@@ -160,8 +163,8 @@ _TAB, _LOADING_END, _NOTHING = (
 def load_rows(
     connection: Connection, table: sql.Composable, names: Sequence[str], blocks: Iterable[Sequence[pa.Array]]
 ) -> int:
-    """Copy rows into the columns `names` of a table, each block one text array per column; returns the number
-    of rows. Raises the driver's errors.
+    """Copy rows into the columns `names` of a table; returns the number of rows. Each block has one text
+    array per column. Raises the driver's errors.
     """
     columns = sql.SQL(", ").join(map(sql.Identifier, names))
     rows = 0
@@ -177,7 +180,7 @@ def load_rows(
 
 
 def copy_text(columns: Sequence[pa.Array]) -> pa.Buffer:
-    """Rows in COPY's text format, from at least one text column."""
+    """Return the rows in COPY's text format. `columns` has at least one text column."""
     cells = [_escaped(column) for column in columns]
     lines = pc.binary_join_element_wise(*cells, _TAB, null_handling="replace", null_replacement="\\N")
     lines = pc.binary_join_element_wise(lines, _NOTHING, _LOADING_END)
@@ -185,7 +188,7 @@ def copy_text(columns: Sequence[pa.Array]) -> pa.Buffer:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    # 64-bit offsets: a few values may exceed 2 GiB.
+    # 64-bit offsets are needed, since a few values together may exceed 2 GiB.
     texts = texts.cast(pa.large_string())
     if np.isin(_octets(texts), _SPECIAL).any():
         for meant, written in _LOADING_ESCAPES.items():
@@ -194,7 +197,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def _octets(texts: pa.Array) -> npt.NDArray[np.uint8]:
-    """The part of the buffer that contains the values; an array may share its buffer with others."""
+    """Return the part of the buffer that contains the values; an array may share its buffer with others."""
     _, places, octets = texts.buffers()
     if octets is None or not len(texts):
         return np.empty(0, np.uint8)
@@ -203,7 +206,7 @@ def _octets(texts: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _pieces(block: Sequence[pa.Array]) -> Iterator[list[pa.Array]]:
-    """A block in parts of some megabytes, or of one row if that is larger."""
+    """Split a block into parts of some megabytes, or of one row if that is larger."""
     count = len(block[0])
     size = sum(column.nbytes for column in block)
     step = max(1, min(_BLOCK_ROWS, count if size <= _BLOCK_BYTES else count * _BLOCK_BYTES // size))

@@ -28,14 +28,14 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class PartitionMismatch:
-    """A partition whose old keys lack columns that identify rows of its root. It may also be the root itself:
-    if whole old rows are requested, and a partition but not the root has replica identity FULL.
+    """A partition whose old keys lack columns that identify rows of its root. If whole old rows are
+    requested, it may also be the root itself: a partition has replica identity FULL, but the root does not.
     """
 
     root: TableName
     partition: TableName
     announced: tuple[str, ...]
-    """The root's key in the stream. Empty if the root has no key; its rows can then only be identified by the
+    """The root's key in the stream. Empty if the root has no key; its rows can then be identified only by the
     whole row.
     """
     logged: tuple[str, ...]
@@ -62,10 +62,10 @@ def inspect_partition_identities(
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> list[PartitionMismatch]:
-    """The mismatches of `tables`, in name order. Executes one statement. Empty if `publication` exists and
+    """Return the mismatches of `tables`, in name order. The result is empty if `publication` exists and
     publishes neither updates nor deletes. `unkeyed` are tables with table mode append, whose roots need no
     key. With `old_rows`, whole old rows are requested: if the root or a partition of a table has replica
-    identity FULL, the root and all partitions need it.
+    identity FULL, the root and all partitions need it. Executes one statement.
     """
     wanted = sorted(set(tables))
     if not wanted:
@@ -116,7 +116,8 @@ def _mismatch(row: Any) -> PartitionMismatch:
     root_schema, root_name, root_identity, schema, name, announced, logged, index = row
     identity = "FULL"
     if not set(announced) <= set(logged) and index is not None:
-        # For a root with FULL, whose key in the stream is the primary key, FULL is what the owner intended.
+        # If the root has FULL, its key in the stream is the primary key. Its owner chose FULL, so the
+        # partition needs FULL too.
         identity = {"i": f"USING INDEX {identifier(index)}", "d": "DEFAULT"}.get(root_identity, "FULL")
     return PartitionMismatch(
         TableName(root_schema, root_name),
@@ -133,28 +134,30 @@ def _mismatch(row: Any) -> PartitionMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A captured table: its OID, and an identifier of the catalog entries that publish it or that are its
-    triggers.
+    """The membership of a captured table: its OID, and an identifier of the catalog entries that publish it
+    or that are its triggers.
     """
 
     oid: int | None
-    """None if the store it was loaded from records only `act`."""
+    """The OID of the table; None if this was loaded from a store that records only `act`."""
     act: str
-    """Identifies the catalog entries. Two acts are equal, as compared by `is_same_act`, if the table was
+    """Identifies the catalog entries. `is_same_act` compares two acts: they are the same if the table was
     captured without interruption between them.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTables:
-    """The selected tables that are captured, and the names of all tables by OID, at one time."""
+    """The state of the catalog at one time: the tables that the reader selects and that are captured
+    (`members`), and the names of all tables by OID.
+    """
 
     members: Mapping[TableName, Membership]
     names: Mapping[int, TableName] = field(default_factory=dict)
-    """May be empty if no membership to compare has an OID."""
+    """The current name of each table, by OID. May be empty if no membership to compare has an OID."""
 
     def current_name(self, before: Membership) -> TableName | None:
-        """The current name of the table; None if it was dropped, or if `before` has no OID."""
+        """Return the current name of the table; None if it was dropped, or if `before` has no OID."""
         return None if before.oid is None else self.names.get(before.oid)
 
     def interruption(
@@ -166,9 +169,11 @@ class CapturedTables:
         must_be_captured: bool = True,
         must_exist: bool = False,
     ) -> str | None:
-        """The reason why changes made since the table was captured as `before` may be missing; None if none
-        are. A rename is a reason, since a reader that selects tables by name loses changes; with `by_oid`, a
-        table keeps its identity under any name. Without `must_be_captured`, a table may leave the publication
+        """Return the reason why changes of a table may be missing since it was captured as `before`; None if
+        there is no reason.
+
+        A rename is a reason, since a reader that selects tables by name loses changes; with `by_oid`, a table
+        keeps its identity under any name. Without `must_be_captured`, a table may leave the publication
         permanently. Without `must_exist`, it may be dropped. A new table with the name of a dropped one is a
         reason; with `by_oid` and without `must_be_captured`, only if the new table is captured.
         """
@@ -192,7 +197,7 @@ class CapturedTables:
     def interruptions(
         self, recorded: Mapping[TableName, Membership], *, by_oid: bool = False, must_be_captured: bool = True
     ) -> dict[TableName, str]:
-        """The tables in `recorded` whose changes may be missing, with the reason for each."""
+        """Return the tables in `recorded` whose changes may be missing, with the reason for each."""
         reasons = {
             name: self.interruption(name, before, by_oid=by_oid, must_be_captured=must_be_captured)
             for name, before in recorded.items()
@@ -230,7 +235,7 @@ def _partition_acts(parts: str) -> dict[str, str]:
 def inspect_memberships(
     connection: Connection, publication: str, tables: Iterable[TableName]
 ) -> dict[TableName, Membership]:
-    """The membership of each of `tables` that is published."""
+    """Return the membership of each of `tables` that is published."""
     found = inspect_publication(connection, publication)
     if found is None:
         return {}

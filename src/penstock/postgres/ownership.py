@@ -59,15 +59,15 @@ class Trust:
         return (self.database_owner if owner == _DATABASE_OWNER else owner) in self.roles
 
     def covers_or_owns_database(self, owner: str) -> bool:
-        """Whether the owner is trusted, or can act as the owner of the database. For objects through which
-        their owner cannot use the rights of Penstock's role: publications, and the schemas of a target's
-        tables.
+        """Whether the owner is trusted, or can act as the owner of the database. This is used for objects
+        through which their owner cannot use the rights of Penstock's role: publications, and the schemas of a
+        target's tables.
         """
         return self.covers(owner) or owner == _DATABASE_OWNER or owner in self.database_roles
 
 
 def remedy(owner: str) -> str:
-    """Text for hints: how to allow the use of a role's objects."""
+    """Return the part of a hint that says how to allow the use of a role's objects."""
     return (
         f"if you trust role {owner}, add it to {TRUSTED_ROLES}, under source or sink.postgres, in the "
         "configuration"
@@ -137,7 +137,7 @@ class OwnSchema:
     functions: Sequence[str] = ()
 
     def inspect(self, connection: Connection) -> FoundSchema | None:
-        """Compare the schema with its definition. None if there is no such schema."""
+        """Compare the schema with its definition. Returns None if there is no such schema."""
         arguments = {
             "schema": self.name,
             "tables": [table.name for table in self.tables],
@@ -170,7 +170,9 @@ class OwnSchema:
         )
 
     def check(self, connection: Connection) -> FoundSchema | None:
-        """As `inspect`. Raises `UntrustedObjectError` if an object in the schema must not be used."""
+        """Inspect the schema as `inspect` does. Raises `UntrustedObjectError` if an object in it must not be
+        used.
+        """
         found = self.inspect(connection)
         if found is not None and found.strange:
             raise self.refusal(found)
@@ -200,7 +202,7 @@ def lock_tables(connection: Connection, tables: Sequence[TableName]) -> None:
     names = [sql.Identifier(table.schema, table.name) for table in tables]
     texts = sql.SQL(", ").join(sql.Literal(name.as_string(connection)) for name in names)
     body = sql.SQL(query("ownership", "lock")).format(names=texts).as_string(connection)
-    # A literal instead of dollar quotes, which a name could close.
+    # The body is a literal, since a table name could close dollar quotes.
     connection.execute(sql.SQL("DO {}").format(sql.Literal(body)))
 
 
@@ -237,7 +239,7 @@ def check_target_schema(connection: Connection, schema: str) -> None:
 
 
 def untrusted_schemas(connection: Connection, schemas: Iterable[str]) -> Iterator[UntrustedObjectError]:
-    """The errors that `check_target_schema` would raise for these schemas."""
+    """Yield the errors that `check_target_schema` would raise for these schemas."""
     for schema in sorted(schemas):
         try:
             check_target_schema(connection, schema)
@@ -272,7 +274,7 @@ class Lease:
     def take(self) -> str | None:
         """Take the lease until the session ends.
 
-        Returns None, or a description of the session that holds it.
+        Returns None if it succeeded, otherwise a description of the session that holds the lease.
         """
         with waiting_for(
             self._connection, [TableName(self._schema, LEASES.name)], f"taking the lease {self._name}"
@@ -323,8 +325,8 @@ def lease_statement(name: LiteralString, schema: str) -> sql.Composed:
 
 @contextmanager
 def waiting_for(connection: Connection, tables: Iterable[TableName], doing: str) -> Iterator[None]:
-    """Context manager for a transaction whose statements wait at most `LOCK_SECONDS` for a lock. Otherwise
-    raises a `LockWaitError` that names the sessions that hold a lock on `tables`.
+    """Context manager for a transaction whose statements wait at most `LOCK_SECONDS` for a lock. After that
+    time it raises a `LockWaitError` that names the sessions that hold a lock on `tables`.
     """
     try:
         with connection.transaction():
@@ -339,8 +341,8 @@ def lock_timeout(seconds: float) -> sql.Composed:
 
 
 def lock_wait(connection: Connection, tables: Iterable[TableName], doing: str) -> LockWaitError:
-    """The error for a lock that was not granted in time. It queries the server, so it must not be called
-    within a failed transaction.
+    """Return the error for a lock that was not granted in time. This queries the server, so it must not be
+    called within a failed transaction.
     """
     names = [sql.Identifier(table.schema, table.name).as_string(connection) for table in tables]
     rows: Any = connection.execute(
@@ -358,7 +360,7 @@ def lock_wait_of(connection: Connection, oids: Sequence[int], doing: str, second
 
 
 def describe_sessions(rows: Sequence[tuple[int, str | None, str | None]]) -> str:
-    """Sessions by process, role and application, without their queries."""
+    """Describe sessions by process, role and application, without their queries."""
     people = [
         (pid, ", ".join(filter(None, (role and f"role {role}", application))))
         for pid, role, application in rows

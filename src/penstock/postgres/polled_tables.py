@@ -8,11 +8,11 @@ only if fewer than two billion transactions are in between.
 
 Polling by a cursor column that increases with every change (a timestamp, a sequence number) uses an index,
 but its result depends on how the column is written. The rule for writers: a transaction writes no value below
-those that existed when it began. But it may commit long after transactions with higher values. So the capture
-keeps, for every open transaction, the highest value from before that transaction began, and each poll
-restarts at the oldest of these values. Without open transactions, it restarts at the highest value of the
-previous poll. Transactions are identified by their virtual ids, which exist from their beginning. A prepared
-transaction has none, so while one exists the restart point does not move.
+those that existed when it began. But a transaction may commit long after others that wrote higher values. So
+the capture keeps, for every open transaction, the highest value from before that transaction began, and each
+poll starts at the lowest of these values. Without open transactions, a poll starts at the highest value of
+the previous poll. Transactions are identified by their virtual ids, which exist from their beginning. A
+prepared transaction has none, so while one exists the start does not move.
 
 With both methods, a poll reads some rows again that an earlier poll returned. A row version is identified by
 its ctid and xmin, so known versions are removed without comparing values.
@@ -53,30 +53,31 @@ class OpenTransactions:
 
 
 def inspect_open(connection: Connection) -> OpenTransactions:
-    """Call it before the consistent read: a transaction that is neither listed here nor visible to the read
-    has begun in between.
+    """Return the transactions that are open now. Call it before the consistent read: a transaction that is
+    neither in the result nor visible to the read has begun in between.
     """
     rows: list[Any] = connection.execute(query("polling", "open_transactions")).fetchall()
-    # Queried last: a transaction is either in the list above, or prepared since and found here.
+    # Prepared transactions are queried last: a transaction that is missing in the list above may have been
+    # prepared since, and is then found here.
     prepared: Any = connection.execute(query("polling", "prepared")).fetchone()
     return OpenTransactions(frozenset(str(row[0]) for row in rows), prepared[0] > 0)
 
 
 class SafePolls:
-    """Determines the oldest poll that is still safe: new values may only appear at or above the highest value
-    of that poll. Polls are counted from 1; 0 is the state before the first.
+    """Determines the last safe poll. A poll is safe if all values that appear later are at or above its
+    highest value. Polls are counted from 1; 0 is the state before the first.
     """
 
     def __init__(self) -> None:
         self._polls = 0
         self._safe = 0
         self._before: dict[str, int] = {}
-        """For every open transaction, the last poll before it began."""
+        """For every open transaction, a poll whose highest value existed before the transaction began."""
 
     def next_poll(self, now: OpenTransactions) -> int:
-        """Process the transactions that are open at the next poll. Returns a poll: no more values will appear
-        below the highest value of that poll. A new transaction began after the previous poll, so it writes
-        nothing below the highest value of the poll before.
+        """Process the transactions that are open at the next poll. Returns the number of the last safe poll.
+        A new transaction may have begun while the previous poll was running. But it began after the poll
+        before that one, so it writes nothing below the highest value of that poll.
         """
         before, self._polls = self._polls, self._polls + 1
         self._before = {each: self._before.get(each, max(0, before - 1)) for each in now.virtual_ids}
@@ -106,14 +107,14 @@ class InitialTransactions:
 
 
 _MOST_TRANSACTIONS = (1 << 31) - (1 << 20)
-"""The age of a row's transaction up to which it can be compared."""
+"""The age up to which the transaction of a row can be compared."""
 
 _SHOWN: dict[str, LiteralString] = {
     "timestamp with time zone": "least({column}, now()) - interval '5 seconds'",
     "timestamp without time zone": "{column} - interval '5 seconds'",
 }
-"""The highest timestamp value that is used: some seconds before now. A transaction's timestamp is earlier
-than its first lock, and clocks may be set back.
+"""SQL for the highest timestamp value that is used, which is some seconds earlier than the highest one. The
+reasons are that a transaction's timestamp is earlier than its first lock, and that clocks may be set back.
 """
 
 
@@ -123,12 +124,12 @@ class CursorColumn:
 
     name: str
     type_name: str
-    """As SQL writes it."""
+    """The name of the type, as SQL writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolledTable:
-    """A table with its cursor column; None: polled by `xmin`."""
+    """A table and its cursor column. The column is None if the table is polled by `xmin`."""
 
     schema: TableSchema
     is_partitioned: bool
@@ -136,14 +137,14 @@ class PolledTable:
 
     @property
     def how(self) -> str:
-        """A text that changes when the table's polling method changes."""
+        """A text that identifies the table's polling method."""
         return "xmin" if self.cursor is None else f"{self.cursor.name} {self.cursor.type_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Rows that may have changed: written by transaction `horizon` or later, or with a cursor value of `low`
-    or more; None: no bound.
+    """The rows that may have changed and that a poll reads: those written by transaction `horizon` or later,
+    and those with a cursor value of at least `low`. With neither bound, these are all rows.
     """
 
     low: str | None = None
@@ -159,15 +160,15 @@ EVERYTHING = Window()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBlock:
-    """Rows as texts, each with the identity of its version, and whether the next poll returns it again if it
-    does not change.
+    """Rows as texts. Each row has the identity of its version, and a flag whether the next poll reads it
+    again although it has not changed.
     """
 
     versions: pa.StringArray
     comes_again: pa.BooleanArray
     texts: list[pa.StringArray] = field(default_factory=list)
     is_before: list[pa.BooleanArray] = field(default_factory=list)
-    """For each requested horizon, whether an older transaction wrote the version."""
+    """For each requested horizon, whether an older transaction wrote the row version."""
 
     def filter(self, mask: pa.BooleanArray) -> RowBlock:
         return RowBlock(
@@ -178,7 +179,7 @@ class RowBlock:
         )
 
     def without(self, versions: pa.StringArray) -> RowBlock:
-        """Remove rows with known versions."""
+        """Return the rows whose versions are not among `versions`."""
         return self.filter(pc.invert(pc.is_in(self.versions, versions))) if len(versions) else self
 
 
@@ -191,7 +192,7 @@ def read_window(
     *,
     horizons: Sequence[int] = (),
 ) -> Generator[RowBlock]:
-    """The rows of `window` that the transaction of `read` sees; `following` is the window of the next
+    """Yield the rows of `window` that the transaction of `read` sees. `following` is the window of the next
     poll.
     """
     columns = sql.SQL(", ").join(
@@ -215,7 +216,7 @@ def read_window(
 def read_versions(
     connection: Connection, table: PolledTable, window: Window, read: ConsistentRead, most: int
 ) -> pa.StringArray:
-    """The versions of the rows in a window, at most `most` of them."""
+    """Return the versions of the rows in a window, at most `most` of them."""
     statement = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT {}").format(
         _VERSION, _rows(table), window_condition(table, window, read), sql.Literal(most)
     )
@@ -225,12 +226,14 @@ def read_versions(
 
 
 def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
-    """The highest value of the cursor as text; for a timestamp, slightly less. None if there are no rows."""
+    """Return the highest value of the cursor as text; for a timestamp, slightly less. None if there are no
+    rows.
+    """
     assert table.cursor is not None
     column = sql.SQL("t.{}").format(sql.Identifier(table.cursor.name))
     shown = sql.SQL(_SHOWN.get(table.cursor.type_name, "{column}")).format(column=column)
-    # Without max, which some ordered types lack; and without a cast to text, which might be a function of the
-    # type's owner.
+    # ORDER BY is used, since some ordered types lack max. There is no cast to text, which might be a function
+    # of the type's owner.
     statement = sql.SQL("SELECT {} FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
     with reading(table.schema.name):
         found = [
@@ -242,8 +245,8 @@ def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
 
 
 def read_keys_in_order(connection: Connection, table: PolledTable) -> Iterator[list[pa.StringArray]]:
-    """All keys of the table, in order of a hash: the hash, the key as one text, and a text for each of its
-    columns.
+    """Yield all keys of the table, in order of a hash. A batch has the hash, the key as one text, and a text
+    for each of its columns.
     """
     keys = [sql.SQL("t.{}").format(sql.Identifier(name)) for name in table.schema.key]
     whole = sql.SQL('(ROW({})::text COLLATE "C")').format(sql.SQL(", ").join(keys))
@@ -260,7 +263,7 @@ CursorFacts: TypeAlias = tuple[str, bool, bool]
 
 
 def inspect_cursors(connection: Connection, oids: Sequence[int]) -> dict[tuple[int, str], CursorFacts]:
-    """For all columns of these tables, by OID and name."""
+    """Return the properties of all columns of these tables, by OID of the table and name of the column."""
     rows: list[Any] = connection.execute(query("polling", "cursor_columns"), {"oids": list(oids)}).fetchall()
     return {
         (oid, name): (type_name, is_filled, is_ordered)
@@ -269,7 +272,9 @@ def inspect_cursors(connection: Connection, oids: Sequence[int]) -> dict[tuple[i
 
 
 def check_cursor(table: TableName, column: str, found: CursorFacts | None) -> CursorColumn:
-    """Raise an error with the reason if a table cannot be polled by this column."""
+    """Return the column as a cursor column. Raises an error with the reason if the table cannot be polled by
+    it.
+    """
     if found is None:
         raise UnsupportedTableError(
             f"table {table} has no column {column!r} to poll by", hint="name one of its columns, or xmin"
@@ -297,7 +302,7 @@ def _rows(table: PolledTable) -> sql.Composed:
 
 
 def window_condition(table: PolledTable, window: Window, read: ConsistentRead) -> sql.Composable:
-    """A SQL condition on rows of `t`: whether they are in the window."""
+    """Return the SQL condition that a row of `t` is in the window."""
     if table.cursor is None:
         return _written_since(window.horizon, read)
     if window.low is None:
@@ -313,13 +318,14 @@ def window_condition(table: PolledTable, window: Window, read: ConsistentRead) -
 
 
 def _written_since(horizon: int | None, read: ConsistentRead) -> sql.Composable:
-    """Includes rows whose transaction is too old to compare, or seems to be in the future because the server
-    was restored.
+    """Return the SQL condition that `horizon` or a later transaction wrote a row. It is true for all rows if
+    `horizon` is too old to compare, or seems to be in the future because the server was restored.
     """
     if horizon is None or not 0 <= read.xmax - horizon < _MOST_TRANSACTIONS:
         return sql.SQL("true")
     number = sql.Literal(str(horizon & 0xFFFF_FFFF))
-    # A row that was written too long ago seems to be from the future: a frozen row keeps its old xmin.
+    # A row that was written too long ago seems to be from the future, since a frozen row keeps its old xmin.
+    # Its age is negative.
     return sql.SQL("age(t.xmin) BETWEEN 0 AND age({}::xid)").format(number)
 
 
@@ -334,13 +340,15 @@ class Place:
     time: datetime
     ordinal: int
     xid: int = 0
-    """0 if it is unknown."""
+    """The transaction id; 0 if it is unknown."""
 
 
 def change_batch(
     schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray], place: Place
 ) -> ChangeBatch:
-    """Rows of one kind, one text array per column. Of deletes only the key columns are used."""
+    """Build a batch of changes of one kind from one text array per column. For deletes, only the key columns
+    are used.
+    """
     count = len(texts[0]) if texts else 0
     if kind is ChangeType.DELETE and schema.key:
         keep = set(schema.key)
@@ -363,7 +371,7 @@ def change_batch(
 
 
 def truncate_batch(schema: TableSchema, place: Place) -> ChangeBatch:
-    """A batch with a single truncate."""
+    """Build a batch with a single truncate."""
     return change_batch(
         schema, ChangeType.TRUNCATE, [pa.nulls(1, pa.string()) for _ in schema.columns], place
     )
@@ -393,7 +401,7 @@ _REFUSED = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTran
 
 
 class ResumeTable:
-    """The stored state of the capture `name`, over one connection."""
+    """The resume state of the capture `name`, stored in the source; used over one connection."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
@@ -443,15 +451,15 @@ class ResumeTable:
 
     @property
     def _has_tables(self) -> bool:
-        """Raises `UntrustedObjectError` if the tables must not be used."""
+        """Whether the tables exist. Raises `UntrustedObjectError` if they must not be used."""
         found = _OWN.check(self._connection)
         return found is not None and not found.missing
 
     def _ensure(self) -> None:
         if self._has_tables:
             return
-        # Checked again afterwards: another role may have created the schema in between. Two captures may
-        # create the tables at once.
+        # The tables are checked again afterwards, since another role may have created the schema in between.
+        # If two captures create the tables at once, one fails, which does no harm.
         with _permission_errors(), suppress(*_MADE), self._connection.transaction():
             if _OWN.check(self._connection) is None:
                 self._connection.execute(query("polling", "create_resume_schema"))

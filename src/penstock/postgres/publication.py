@@ -69,11 +69,11 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class HeapIdentity:
-    """A heap and its replica identity."""
+    """A heap (a table or a partition) and its replica identity."""
 
     name: TableName
     identity: str
-    """As in pg_class.relreplident."""
+    """The replica identity as in pg_class.relreplident."""
     has_primary: bool
     is_immediate: bool
     """Whether the heap has a primary key that is not deferrable."""
@@ -106,7 +106,7 @@ class Relation:
     kind: str | None
     persistence: str | None
     root: TableName | None
-    """The root table, for a partition."""
+    """The root table of a partition; None for other tables."""
     is_published: bool
     unidentified: tuple[HeapIdentity, ...]
     """The table itself, or partitions of it, on which UPDATE and DELETE would fail once the table is
@@ -116,11 +116,11 @@ class Relation:
     """Unlogged and foreign partitions, whose changes are never in the WAL."""
     membership: int | None
     """The OID of the catalog entry that publishes the table by name. It changes if the table is removed from
-    the publication and added again, also with another row filter.
+    the publication and added again, even if only with another row filter.
     """
     listing: Listing | None
-    """The required column list. Set if the current list lacks key columns, or if heaps of the table have
-    replica identity FULL.
+    """The required column list. It is set if the current list lacks key columns, or if heaps of the table
+    have replica identity FULL; otherwise None.
     """
     listed_full: tuple[HeapIdentity, ...]
     """Heaps with replica identity FULL for which the publication has a column list, so that UPDATE and DELETE
@@ -159,9 +159,9 @@ def inspect_relations(
 def _inspect_listings(
     connection: Connection, publication: str, lacking: Mapping[int, bool]
 ) -> dict[int, Listing]:
-    """The required column lists by table OID. `lacking` says for each OID whether the current list lacks key
-    columns. Raises `LockWaitError` if another session holds one of these tables locked: the server opens a
-    table to print its row filter.
+    """Return the required column lists by table OID. `lacking` says for each OID whether the current list
+    lacks key columns. Raises `LockWaitError` if another session holds one of these tables locked: the server
+    opens a table to print its row filter.
     """
     oids = list(lacking)
     try:
@@ -178,8 +178,8 @@ def _inspect_listings(
 
 
 def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
-    """The owner, of the publication or of one of `relations`, who may publish all `relations` in one
-    statement. None if only a superuser may.
+    """Return a role that may publish all `relations` in one statement: the owner of the publication, or of
+    one of `relations`. None if only a superuser may.
     """
     parameters = {"publication": publication, "oids": [relation.oid for relation in relations]}
     row: Any = connection.execute(query("publication", "publishers"), parameters).fetchone()
@@ -234,7 +234,7 @@ class Addition:
     publication: str
     statement: sql.Composed
     oids: tuple[int, ...]
-    """The relations that it locks."""
+    """The OIDs of the relations that the statement locks."""
 
     @classmethod
     def plan(
@@ -261,8 +261,9 @@ class Addition:
 
     def run(self, connection: Connection, *, keep: bool = True) -> bool:
         """Run the statement. Raises `LockWaitError` if a relation stays locked, so that applications do not
-        queue behind the lock request. Without `keep` the statement is rolled back. Returns False if another
-        session has changed the publication since it was inspected; the caller must then inspect it again.
+        queue behind the lock request. Without `keep` the statement is rolled back. Returns True if it
+        succeeded, and False if another session has changed the publication since it was inspected; the caller
+        must then inspect it again.
         """
         doing = f"adding tables to publication {self.publication}"
         with source_errors(doing):
@@ -322,7 +323,7 @@ _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
 
 
 def install_statements() -> str:
-    """The statements for an administrator to run. Running them twice does no harm."""
+    """Return the statements for an administrator to run. Running them twice does no harm."""
     return f"{query('ddl_trigger', 'install').strip()};"
 
 
@@ -361,8 +362,8 @@ def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
 
 
 def load_key(connection: Connection) -> bytes | None:
-    """The key with which the event trigger signs its messages. None if there is no event trigger, or one of
-    an earlier version that does not sign.
+    """Return the key with which the event trigger signs its messages. None if there is no event trigger, or
+    one of an earlier version that does not sign.
     """
     with source_errors("reading the key of the event trigger"):
         found = _OWN.check(connection)

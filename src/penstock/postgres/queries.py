@@ -32,8 +32,8 @@ def _load(file: str) -> dict[str, str]:
 
 
 def query(file: str, name: str) -> LiteralString:
-    """The statement called `name` in `sql/<file>.sql`. The files are part of the package, so the text counts
-    as a `LiteralString`.
+    """Return the statement called `name` in `sql/<file>.sql`. The files are part of the package, so the text
+    counts as a `LiteralString`.
     """
     statement: Any = _load(f"{file}.sql")[name]
     return statement  # type: ignore[no-any-return]
@@ -48,7 +48,7 @@ def publication_query(server_version: int, file: str, name: str) -> LiteralStrin
 
 
 def identifier(*parts: str) -> str:
-    """A quoted name, for statements in messages."""
+    """Return the quoted name, for SQL statements in messages."""
     return sql.Identifier(*parts).as_string()
 
 
@@ -68,8 +68,8 @@ def is_comparable(column: Column) -> bool:
 
 
 def is_present(column: Column) -> str:
-    """The SQL condition that the column is not null. IS NOT NULL would be false for a composite value with a
-    null in any of its fields.
+    """Return the SQL condition that the column is not null. IS NOT NULL would be false for a composite value
+    with a null in any of its fields.
     """
     return sql.SQL("{} IS DISTINCT FROM NULL").format(sql.Identifier(column.name)).as_string()
 
@@ -83,8 +83,8 @@ def compare(column: Column, operator: str, value: Any) -> str:
 
 
 def is_one_of(column: Column, values: Sequence[Any]) -> str:
-    """The SQL condition that the column equals one of `values`. It is false for all rows if `values` contains
-    only nulls.
+    """Return the SQL condition that the column equals one of `values`. It is false for all rows if `values`
+    contains only nulls.
     """
     literals = [sql.Literal(value) for value in values if value is not None]
     if not literals:
@@ -93,8 +93,8 @@ def is_one_of(column: Column, values: Sequence[Any]) -> str:
 
 
 def contains(column: Column, text: str, where: str) -> str | None:
-    """The SQL condition that the column contains `text`; None if the column's type is not text. `where` is
-    `starts`, `ends` or `contains`.
+    """Return the SQL condition that the column contains `text`; None if the column's type is not text.
+    `where` is `starts`, `ends` or `contains`.
     """
     if column.type_oid not in _TEXTS:
         return None

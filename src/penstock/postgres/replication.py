@@ -52,21 +52,21 @@ class Pace:
     """Decides how long the receive thread of one connection waits before it reads the socket.
 
     The server sends each row separately. A client that empties the socket at once gets one packet per row,
-    each with its acknowledgement; a client that lets some milliseconds of data queue up gets blocks, at up to
-    twice the rate and with less CPU on both sides. So a busy stream is read in batches with pauses between
-    them, and a quiet one shortly after it becomes readable, when a small transaction has usually arrived
-    completely. With a steady flow of small transactions, a batch is read every few milliseconds, since
-    reading several transactions costs the same as reading one.
+    and each packet is acknowledged separately. A client that lets some milliseconds of data queue up gets
+    blocks, at up to twice the rate and with less CPU on both sides. So a busy stream is read in batches with
+    pauses between them. A quiet stream is read shortly after it becomes readable, when a small transaction
+    has usually arrived completely. With a steady flow of small transactions, a batch is read every few
+    milliseconds, since reading several transactions costs the same as reading one.
 
-    Where the data queues up depends on the transport. On the loopback address it must be the server's send
-    buffer: a small receive buffer closes the TCP window early, and reading opens and refills it in one call.
-    From another machine, refilling takes a round trip, so the queue is the receive buffer, which the system
-    enlarges, and the pause is short enough that it does not fill up. The buffer of a Unix socket is too small
-    for any pause.
+    Where the data should queue up depends on the transport. On the loopback address, it should be the
+    server's send buffer: a small receive buffer closes the TCP window early, and one read both opens the
+    window and refills the buffer. From another machine, refilling takes a round trip. So the data queues up
+    in the receive buffer, which the system enlarges, and the pause is short enough that the buffer does not
+    fill up. The buffer of a Unix socket is too small for any pause.
     """
 
     def __init__(self, fileno: int) -> None:
-        # A duplicate, so that the socket object does not close libpq's descriptor.
+        # The descriptor is duplicated, so that the socket object does not close libpq's descriptor.
         with socket.socket(fileno=socket.dup(fileno)) as probe:
             self._pauses = probe.family != socket.AF_UNIX
             self._is_loopback = self._pauses and _is_loopback(probe)
@@ -102,7 +102,7 @@ class Pace:
     def _next_pause_seconds(self, size: int) -> float:
         if not self._is_loopback:
             with socket.socket(fileno=socket.dup(self._fileno)) as probe:
-                # Small packets take several times their size.
+                # In the receive buffer, small packets take several times their size.
                 room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) / 4
             change = min(1.25, max(0.5, room / max(size, 1)))
             self._pause_seconds = min(
@@ -141,7 +141,8 @@ class StreamRequest:
     start: Position
     max_buffer_bytes: int = 128 << 20
     confirmed: Position = Position.ZERO
-    """The slot's confirmed position. Some servers would accept an earlier one; `confirm` never sends one."""
+    """The slot's confirmed position. `confirm` never sends an earlier one, which some servers would accept.
+    """
     silence_seconds: float = 60.0
     """How long the server may send nothing before the connection counts as lost, unless its
     wal_sender_timeout is longer.
@@ -194,8 +195,8 @@ class ReplicationStream:
             self._status_seconds = min(_STATUS_SECONDS, timeout_seconds / 4)
             self._silence_seconds = max(self._silence_seconds, timeout_seconds)
         self._pace = Pace(self._connection.pgconn.socket)
-        # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for
-        # a whole batch.
+        # libpq's input buffer grows to the size of the largest message and never shrinks. So one large value
+        # is received first, after which a whole batch fits into the buffer.
         result = self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
         if result.status != ExecStatus.TUPLES_OK:
             raise translate(psycopg.errors.error_from_result(result), "making room for the stream")
@@ -222,10 +223,10 @@ class ReplicationStream:
         self._thread.start()
 
     def take(self, timeout_seconds: float, hold_seconds: float = 0.0) -> list[bytes]:
-        """The next messages in order, at most about ten thousand or some megabytes; an empty list if none
-        arrived in time. With `hold_seconds`, messages are collected for that long unless there are already
-        many. This saves calls if the consumer cannot use the messages earlier. Raises the error that ended
-        the stream.
+        """Return the next messages in order, at most about ten thousand or some megabytes; an empty list if
+        none arrived in time. With `hold_seconds`, messages are collected for that long unless there are
+        already many. This saves calls if the consumer cannot use the messages earlier. Raises the error that
+        ended the stream.
         """
         with self._changed:
             if hold_seconds > 0:
@@ -351,8 +352,8 @@ class ReplicationStream:
                     break
                 if data[_KEEPALIVE_BYTES - 1]:  # the server requests a reply
                     self._status_due = 0.0
-            # Bytes, not memoryviews: the garbage collector would traverse every live view, which takes half
-            # of the time.
+            # The messages are copied to bytes, since the garbage collector would traverse every live
+            # memoryview, which takes half of the time.
             append(bytes(data))
             size += length
             if size > _GULP_BYTES:
@@ -431,8 +432,8 @@ class ReplicationStream:
         raise ConnectionLostError("the server ended the replication stream")
 
     def _unpublished(self) -> PublicationError:
-        """The error for changes made before the publication was created. Servers before version 18 cannot
-        decode such a change, and stop at the same change on every attempt.
+        """Return the error for a change that was made before the publication was created. Servers before
+        version 18 cannot decode such a change, and stop at the same change on every attempt.
         """
         return PublicationError(
             f"publication {self._request.publication} did not exist when the next change was made, so the "
@@ -444,12 +445,12 @@ class ReplicationStream:
 
 
 def plugin_options(request: StreamRequest) -> dict[str, str]:
-    """Options for pgoutput.
+    """Return the options for pgoutput.
 
     With protocol version 2 the server sends a long transaction in blocks while it is open. This is off with
     logical messages: inside a block a message names the whole transaction, not its subtransaction, so
-    messages that are rolled back could not be distinguished from those that commit. Without it, every
-    transaction is sent when it has committed.
+    messages that are rolled back could not be distinguished from those that commit. With protocol version 1,
+    every transaction is sent when it has committed.
 
     two_phase is always off: a prepared transaction is sent when it commits, like any other.
     """
@@ -460,7 +461,7 @@ def plugin_options(request: StreamRequest) -> dict[str, str]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, from the server's text of a setting such as wal_sender_timeout (`1min`, `500ms`, `0`)."""
+    """Return the seconds in the text of a setting such as wal_sender_timeout (`1min`, `500ms`, `0`)."""
     units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     return float(digits or 0) * units.get(text[len(digits) :], 0.001)

@@ -1,14 +1,14 @@
-"""Read rows by their keys under an exported snapshot. Used to read rows again that changed between two
+"""Read rows by their keys under an exported snapshot. Used to read those rows again that changed between two
 snapshots of one copy.
 
-Keys are sent as text and parsed by the input function of their column's type (of a domain, by that of its
-base type, without the domain's checks), so that the key's index is used and no function of the table's owner
-runs. Composite types and ranges that are not built in, which may contain domains, and types whose operator is
-not trusted are compared as text.
+Keys are sent as text and parsed by the input function of their column's type, so that the key's index is used
+and no function of the table's owner runs. For a domain, the input function of its base type is used, without
+the domain's checks. Some types are compared as text: those whose operator is not trusted, and composite types
+and ranges that are not built in, since they may contain domains.
 
-Two texts may be equal to the server and different here: `1.0` and `1.00`, or `A` and `a` in citext. So a row
-is returned only for the key whose decoded text is identical; a caller that passes every such key once gets
-every row once.
+The server may consider two different texts equal: `1.0` and `1.00`, or `A` and `a` in citext. So a row is
+returned only for the key whose text is identical to the row's decoded key. A caller that passes every such
+key once gets every row once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from penstock.postgres.copy_text import read_texts
 from penstock.postgres.snapshot_export import CopyFingerprint, KeyOperator
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 
-# One index lookup per key, even if the planner believes that the table is small: a batch must not read all of
-# it.
+# These settings force one index lookup per key, even if the planner believes that the table is small: a batch
+# must not read the whole table.
 _BY_INDEX = (
     "SET LOCAL enable_seqscan = off",
     "SET LOCAL enable_hashjoin = off",
@@ -47,8 +47,8 @@ _BY_INDEX = (
 
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
-    """Distinct keys, one array per column: `texts` is sent to the server. `exact` is the text in `_exact` for
-    a key that its type cannot hold; null for all others.
+    """Distinct keys, with one array per key column. `texts` are sent to the server. `exact` has the text in
+    `_exact` of each value that its type cannot hold, and null for all others.
     """
 
     texts: tuple[pa.StringArray, ...]
@@ -69,8 +69,8 @@ def read_keys(
     reject_inexact: bool = False,
     on_rejected: OnRejected | None = None,
 ) -> Generator[pa.RecordBatch]:
-    """The existing rows with these keys, decoded by the same decoder as the stream. Runs on executors; opens
-    a connection.
+    """Yield the existing rows with these keys, decoded by the same decoder as the stream. Runs on executors;
+    opens a connection.
     """
     table = outline.schema.name
     filenodes = {leaf.oid: leaf.filenode for leaf in outline.leaves}
@@ -123,7 +123,7 @@ def _read(
 def _is_exact_match(
     rows: DecodedRows, outline: CopyFingerprint, keys: KeyBatch, places: pa.Int64Array
 ) -> pa.BooleanArray:
-    """Whether the decoded key of each row is identical to the key by which the server found it."""
+    """Return for each row whether its decoded key is identical to the key by which the server found it."""
     same = pa.array([True] * len(places), pa.bool_())
     for at, name in enumerate(outline.schema.key):
         index = outline.schema.column_names.index(name)
@@ -136,15 +136,16 @@ def _is_exact_match(
 
 
 def _input_type(type_name: str, operator: KeyOperator | None) -> str:
-    """The type whose input function parses a key."""
+    """Return the type whose input function parses a key."""
     if operator is None:
         return type_name
     return "pg_catalog.text" if operator.equals is None else operator.type_name
 
 
 def _equals(column: str, key: sql.Composed, operator: KeyOperator | None) -> sql.Composed:
-    """Compare with the operator of the key's index, so that the index is used. Both sides have exactly the
-    operator's type, so that an operator of the same name from another role is not chosen.
+    """Return the condition that a column equals a key. It uses the operator of the key's index, so that the
+    index is used. Both sides have exactly the operator's type, so that an operator of the same name from
+    another role is not chosen.
     """
     mine = sql.SQL("t.{}").format(sql.Identifier(column))
     if operator is None:
@@ -157,24 +158,25 @@ def _equals(column: str, key: sql.Composed, operator: KeyOperator | None) -> sql
 
 
 def _delimiter(operator: KeyOperator | None) -> str:
-    """Arrays of text use a comma, as do those of all built-in types that a key can have: `box` uses a
-    semicolon, but has no order.
+    """Return the array delimiter of the type that a key is sent as. It is a comma for text and for all
+    built-in types that a key can have: `box` uses a semicolon, but cannot be in a key, since it has no order.
     """
     return "," if operator is None or operator.equals is None else operator.delimiter
 
 
 def _array_text(texts: pa.StringArray, delimiter: str) -> str:
-    """In the format that the type's own input function parses. A cast from text might be a function of the
-    type's owner.
+    """Return an array of keys in the format that the type's own input function parses. A cast from text is
+    not used, since it might be a function of the type's owner.
     """
     escaped = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts.to_pylist())
     return "{" + delimiter.join(f'"{text}"' for text in escaped) + "}"
 
 
 def keys_statement(outline: CopyFingerprint, texts: Sequence[pa.StringArray]) -> str:
-    """Selects the number of the key by which each row was found, counted from 1, then the row's columns as a
-    chunk has them. In the subquery, the table's columns come first under their own names, which the
-    publication's filter uses without qualification.
+    """Return the SELECT for the rows with these keys. Its first column is the number of the key by which the
+    row was found, counted from 1. The row's columns follow, in the order that chunks use. In the subquery,
+    the table's columns come first under their own names, which the publication's filter uses without
+    qualification.
     """
     if any(column.null_count for column in texts):
         raise TableRewrittenError(

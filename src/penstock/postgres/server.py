@@ -37,7 +37,7 @@ _HISTORY = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """System identifier and timeline. Positions are comparable while both stay the same."""
+    """System identifier and timeline. Positions are comparable as long as both are the same."""
 
     identifier: str
     timeline: int
@@ -60,8 +60,8 @@ def identify_system(address: SourceAddress) -> SystemIdentity:
 
 
 def inspect_switch(address: SourceAddress, timeline: int, before: int) -> Lsn | None:
-    """The LSN at which the history of `timeline`, the server's current timeline, left the timeline `before`.
-    None if `before` is not part of that history.
+    """Return the LSN at which the history of `timeline`, the server's current timeline, left the timeline
+    `before`. None if `before` is not part of that history.
     """
     if timeline <= before:
         return None
@@ -72,7 +72,7 @@ def inspect_switch(address: SourceAddress, timeline: int, before: int) -> Lsn | 
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """Parse a timeline history file: the end LSN of each earlier timeline."""
+    """Parse a timeline history file; returns the end LSN of each earlier timeline."""
     return {int(timeline): Lsn.parse(switch) for timeline, switch in _HISTORY.findall(content)}
 
 
@@ -84,7 +84,7 @@ class SourceSample:
     """One health check of the server. The fields about the slot are None if it does not exist."""
 
     taken_at: datetime
-    """By the server's clock."""
+    """The time of the check by the server's clock."""
     flushed: Position
     slot_restart: Lsn | None
     wal_status: str | None
@@ -119,7 +119,7 @@ def inspect_health(connection: Connection, slot: str, long_seconds: float) -> So
 
 
 def inspect_blockers(connection: Connection, pid: int) -> tuple[OpenTransaction, ...]:
-    """The open transactions for which the server process `pid` waits."""
+    """Return the open transactions for which the server process `pid` waits."""
     rows: Any = connection.execute(query("replication", "blockers"), {"pid": pid}).fetchall()
     return tuple(OpenTransaction(*each) for each in rows)
 
@@ -155,8 +155,8 @@ def inspect_limits(connection: Connection) -> Limits:
 
 
 def limit_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
-    """The errors for exhausted limits. A run needs a slot, and a second one while it copies tables, each with
-    a WAL sender.
+    """Yield the errors for exhausted limits. A run needs one slot, and a second one while it copies tables.
+    Each slot needs a WAL sender.
     """
     slots, senders = 2 - has_slot, 2
     if limits.max_slots - limits.used_slots < slots:
@@ -195,7 +195,7 @@ class Role:
         return identifier(self.name)
 
     def replication_grant(self) -> str:
-        """The SQL statement that lets the role open replication connections; on RDS, a GRANT of
+        """Return the SQL statement that lets the role open replication connections; on RDS, a GRANT of
         `rds_replication`.
         """
         if "rds_replication" in self.services:
@@ -223,8 +223,8 @@ def inspect_role(connection: Connection) -> Role:
 
 
 def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[str]]) -> list[Unreadable]:
-    """The heaps that the role cannot read completely. `wanted` are the required columns of each table, by its
-    OID; partitions are included. Executes one statement.
+    """Return the heaps that the role cannot read completely. `wanted` are the required columns of each table,
+    by its OID; partitions are included. Executes one statement.
     """
     rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(wanted)}).fetchall()
     found = []
@@ -241,8 +241,8 @@ class OwnerCode:
     """Code of other roles that may run with this role's rights when it reads tables."""
 
     owners: Mapping[int, str]
-    """By table OID, an owner of the table or of a partition who is not a superuser. Empty unless this role is
-    a superuser.
+    """By table OID, an owner of the table or of a partition who is not a superuser. The mapping is empty
+    unless this role is a superuser.
     """
     functions: Mapping[int, tuple[str, ...]]
     """By table OID, the functions of other roles that indexes and constraints of the table call, each with

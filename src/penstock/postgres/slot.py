@@ -104,7 +104,7 @@ class Slot:
     synced: bool = False
     """Whether it was synchronised from the primary while this server was a standby."""
     invalidation: str | None = None
-    """Why the server has invalidated it; None if it is valid."""
+    """The reason why the server has invalidated the slot; None if it is valid."""
     reader: SlotReader | None = None
 
     @property
@@ -128,7 +128,7 @@ def inspect_server(connection: Connection) -> Server:
 
 
 def server_faults(server: Server) -> Iterator[PenstockError]:
-    """The errors for all reasons why this server cannot be captured. A run raises the first one."""
+    """Yield the errors for all reasons why this server cannot be captured. A run raises the first one."""
     if server.in_recovery:
         yield StandbyError(
             "the server is a standby, on which publications and slots are not reliable",
@@ -280,12 +280,12 @@ def check_failover(failover: bool, version: int) -> None:
 
 
 def inspect_other_slots(connection: Connection, name: str) -> list[str]:
-    """Other logical slots of this database that use pgoutput."""
+    """Return the names of other logical slots of this database that use pgoutput."""
     return [str(row[0]) for row in connection.execute(query("replication", "other_slots"), {"slot": name})]
 
 
 def drop_statement(name: str) -> str:
-    """The SQL statement that drops the slot, for error messages."""
+    """Return the SQL statement that drops the slot, for error messages."""
     return f"SELECT pg_drop_replication_slot('{name}');"
 
 
@@ -301,8 +301,8 @@ def ensure_slot(
     failover: bool = False,
     on_wait: OnWait = log_wait,
 ) -> Slot:
-    """Create the slot if it is missing, and with `failover`, mark it to be copied to standbys. Creating it
-    waits for the transactions that are open at that moment; `on_wait` is called once a second with them.
+    """Create the slot if it is missing. With `failover`, mark it to be copied to standbys. Creating it waits
+    for the transactions that are open at that moment; `on_wait` is called once a second with them.
     """
     check_failover(failover, connection.info.server_version)
     slot = inspect_slot(connection, name)

@@ -6,9 +6,10 @@ point is visible in the exported snapshot, every later one is not. The snapshot 
 connection that created the slot stays idle.
 
 Rows that do not change keep their ctid, so chunks read under different snapshots can be combined while the
-table's fingerprint stays the same: unless the table was rewritten (another filenode), gained or lost a
-partition, changed a column (a recreated column has another number), its key or its row filter, or was out of
-the publication for some time, so that the stream lacks its changes.
+table's fingerprint stays the same. The fingerprint changes if the table was rewritten (another filenode), if
+it gained or lost a partition, or if a column (a recreated column has another number), the key or the row
+filter changed. It also changes if the table was out of the publication for some time, since the stream lacks
+its changes from that time.
 """
 
 from __future__ import annotations
@@ -40,15 +41,17 @@ from penstock.schema import TableName, TableSchema, joined_schema
 
 
 def reader_name(snapshot: str | None) -> str:
-    """The application name of sessions that read under an exported snapshot, by which the holder can count
-    them.
+    """Return the application name of sessions that read under an exported snapshot. The session that holds
+    the snapshot counts its readers by this name.
     """
     return "penstock snapshot" if snapshot is None else f"penstock snapshot {snapshot}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """`name` is for SET TRANSACTION SNAPSHOT; the snapshot is exact at the position `fence`."""
+    """An exported snapshot. `name` is the argument of SET TRANSACTION SNAPSHOT; `fence` is the position at
+    which the snapshot is exact.
+    """
 
     name: str
     fence: Position
@@ -79,7 +82,7 @@ def export_snapshot(
 
 
 class Export(Protocol):
-    """A method to hold a snapshot with a fence; `tables` are those that are copied under it."""
+    """A function that exports a snapshot with its fence; `tables` are those that are copied under it."""
 
     def __call__(
         self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = (), /
@@ -94,7 +97,7 @@ class SharedSnapshot:
     connection: Connection
 
     def count_readers(self) -> int:
-        """How many sessions of this role currently read under this snapshot."""
+        """Return the number of sessions of this role that currently read under this snapshot."""
         self.connection.execute("SELECT pg_catalog.pg_stat_clear_snapshot()")
         row: Any = self.connection.execute(
             query("replication", "chunk_readers"), {"application": reader_name(self.name)}
@@ -104,8 +107,8 @@ class SharedSnapshot:
 
 @contextmanager
 def share_snapshot(address: SourceAddress) -> Iterator[SharedSnapshot]:
-    """Hold a snapshot without a fence: the role needs no REPLICATION attribute, and open transactions are not
-    waited for.
+    """Hold a snapshot without a fence for the length of the block. The role needs no REPLICATION attribute,
+    and open transactions are not waited for.
     """
     with connect(address, "penstock holder") as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -117,7 +120,9 @@ _LOCK_SECONDS = 10
 
 
 def session_lock_timeout() -> sql.Composed:
-    """Set how long the session waits for a lock before another table is tried."""
+    """Return the statement that sets how long the session waits for a lock. After that time the caller tries
+    another table.
+    """
     return sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s"))
 
 
@@ -125,7 +130,7 @@ def session_lock_timeout() -> sql.Composed:
 class Leaf:
     """A heap: the table itself, or one partition of it.
 
-    `filenode` changes when it is rewritten or truncated.
+    `filenode` changes when the heap is rewritten or truncated.
     """
 
     oid: int
@@ -135,42 +140,45 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class KeyOperator:
-    """The operator by which the key's index compares a column of an extension's type."""
+    """The operator by which the key's index compares a column whose type is not built in."""
 
     type_name: str
     """The operand type of the operator, as SQL writes it."""
     equals: str | None
-    """The operator with its schema, as SQL writes it; None: it is not trusted, and texts are compared."""
+    """The operator with its schema, as SQL writes it. None if it is not trusted; the values are then compared
+    as text.
+    """
     delimiter: str = ","
     """The array delimiter of the type (`typdelim`); PostGIS uses a colon, for example."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFingerprint:
-    """A table's definition and storage. If two are equal, no rows were moved or removed without a change in
-    the log.
+    """A table's definition and storage. If two fingerprints of a table are equal, no rows were moved or
+    removed without a change in the log.
     """
 
     schema: TableSchema
     numbers: tuple[int, ...]
     """The column numbers in the catalog."""
     key_types: tuple[str, ...]
-    """The types of the key columns as SQL writes them, with their schema; of a domain, the base type."""
+    """The types of the key columns as SQL writes them, with their schema; for a domain, the base type."""
     row_filter: str | None
-    """The row filter of the publication, as the server prints it. Other rows are not part of the table."""
+    """The row filter of the publication, as the server prints it. Rows that do not meet it are not copied."""
     membership: str | None
-    """The act of the table's publication membership."""
+    """The `act` of the table's `Membership` in the publication; None if there is none."""
     is_partitioned: bool
     leaves: tuple[Leaf, ...]
-    """Ordered by OID."""
+    """The heaps of the table, ordered by OID."""
     fingerprint: str
-    """A digest of all of this and more; see `inspect_fingerprint`."""
+    """A digest of the facts above and of others; see `inspect_fingerprint`."""
     members: tuple[CopyFingerprint, ...] = ()
-    """The tables that are routed into this one, with their columns in its order. Its leaves are then theirs.
+    """The source tables that are routed into this table, with their columns in the order of this table.
+    `leaves` are then the heaps of all members.
     """
     source_column: str = ""
     key_operators: Mapping[str, KeyOperator] = field(default_factory=dict, compare=False)
-    """By key column, where the index does not compare it as a built-in type."""
+    """The operators of key columns that the index does not compare as a built-in type, by column name."""
 
     @property
     def parts(self) -> tuple[CopyFingerprint, ...]:
@@ -178,11 +186,11 @@ class CopyFingerprint:
         return self.members or (self,)
 
     def constants(self, part: CopyFingerprint) -> tuple[tuple[str, str], ...]:
-        """Columns that a part does not have, and their value in all its rows."""
+        """Return columns that a part does not have itself, each with the value for all rows of the part."""
         return ((self.source_column, str(part.schema.name)),) if self.members else ()
 
     def difference(self, other: CopyFingerprint) -> str | None:
-        """The first difference in words; None if there is none."""
+        """Return the first difference from `other` in words; None if there is none."""
         compared = {
             "it was dropped and created again": (self.schema.oid, other.schema.oid),
             "its key changed": ((self.schema.key, self.key_types), (other.schema.key, other.key_types)),
@@ -216,7 +224,7 @@ class MeasuredTable:
 
 
 def inspect_leaves(connection: Connection, oid: int) -> tuple[tuple[Leaf, ...], dict[int, int]]:
-    """The heaps of a table by OID, and the size of each."""
+    """Return the heaps of a table, in order of OID, and the size of each by OID."""
     rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": oid}).fetchall()
     leaves = [
         Leaf(leaf_oid, TableName(namespace, name), filenode)
@@ -226,7 +234,7 @@ def inspect_leaves(connection: Connection, oid: int) -> tuple[tuple[Leaf, ...], 
 
 
 def inspect_sizes(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
-    """The heap size of each table with its partitions, as of its last ANALYZE. Takes no lock."""
+    """Return the heap size of each table with its partitions, as of its last ANALYZE. Takes no lock."""
     rows: list[Any] = connection.execute(query("catalog", "sizes"), {"oids": list(oids)}).fetchall()
     return dict(rows)
 
@@ -238,7 +246,7 @@ def inspect_row_filter(connection: Connection, oid: int, publication: str | None
 
 
 def inspect_fingerprint(connection: Connection, table: CatalogTable, publication: str | None) -> str:
-    """A digest that changes whenever the table's fingerprint changes. Does not wait for locks."""
+    """Return a digest that changes whenever the table's fingerprint changes. Does not wait for locks."""
     if table.members:
         return "/".join(inspect_fingerprint(connection, member, publication) for member in table.members)
     row: Any = connection.execute(
@@ -253,7 +261,7 @@ def inspect_outline(
     policy: TypePolicy | None = None,
     publication: str | None = None,
 ) -> MeasuredTable:
-    """Inspect one table. Call it after the snapshot was taken, so that a rewrite between the two is detected
+    """Inspect one table. Call it after the snapshot was taken: a rewrite between the two is then detected
     when the table is read. Raises `LockWaitError` if another session holds this table locked; locks on other
     tables do not matter.
     """
@@ -318,7 +326,7 @@ def _joined(table: CatalogTable, members: Sequence[MeasuredTable]) -> MeasuredTa
 
 
 def _aligned(outline: CopyFingerprint, schema: TableSchema) -> CopyFingerprint:
-    """A member's fingerprint, with its columns in the order of `schema`."""
+    """Return a member's fingerprint with its columns in the order of `schema`."""
     numbers = dict(zip(outline.schema.column_names, outline.numbers, strict=True))
     types = dict(zip(outline.schema.key, outline.key_types, strict=True))
     return replace(

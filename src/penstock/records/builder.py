@@ -1,7 +1,7 @@
 """Build records from captured events, with positions that the Postgres source can parse.
 
-`0/16B3748:3` is the change with ordinal 3 of the commit at that position, `0/16B3748` the end of all commits
-up to there, and `snapshot:0/16B3748:17` the 17th row of a snapshot with that fence.
+`0/16B3748:3` is the change with ordinal 3 of the commit at position 0/16B3748. `0/16B3748` is the end of that
+commit. `snapshot:0/16B3748:17` is the 17th row of a snapshot with the fence 0/16B3748.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.position import Position
 from penstock.schema import TableName
 
 _END = 1 << 62
-"""After every change of a commit."""
+"""The ordinal that stands for the end of a commit. It is greater than that of any change."""
 
 _LSN = r"[0-9A-F]{1,8}/[0-9A-F]{1,8}"
 _CHANGE = re.compile(rf"({_LSN})(?::([0-9]{{1,18}}))?")
@@ -49,7 +49,7 @@ class ChangePlace:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlace:
-    """Position of a row of a snapshot, except the last one, whose position is the fence."""
+    """Position of a row of a snapshot. The last row has the fence as its position instead."""
 
     fence: Position
     number: int
@@ -90,7 +90,7 @@ class RecordBuilder:
     def record(self, change: Change) -> Record:
         """The record of a change of the live stream.
 
-        A change that is delivered again has the same position.
+        If a change is delivered again, its record has the same position.
         """
         position, time = place_of(change).render(), commit_of(change).time or datetime.now(UTC)
         event = change.event
@@ -126,7 +126,9 @@ class RecordBuilder:
 
 
 def commit_of(change: Change) -> Commit:
-    """The commit of a change; the record's position is derived from it."""
+    """The commit of a change, from which the record's position is derived. Raises if the capture does not
+    report it.
+    """
     if change.commit is None:
         raise _unplaced("the commit of a change")
     return change.commit

@@ -1,7 +1,8 @@
 """Read one record at a time, first from a table snapshot, then from the change stream.
 
-A thread moves changes from the live stream to a buffer; rows come from the capture's snapshot. To go back,
-the stream is closed and opened again: it resumes before all unacknowledged changes.
+A thread moves changes from the live stream to a buffer; rows come from the capture's snapshot. To go back to
+an earlier position, the reader closes the stream and opens it again: the stream then resumes before all
+unacknowledged changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.records.stream import AckLedger, RecordStream, released_error
 class CaptureSnapshotter(Snapshotter):
     """Reads the snapshot of a capture, one row ahead of its caller.
 
-    Reading ahead identifies the last row. The position of that row is the fence, from which reading
+    Reading ahead shows which row is the last. The last row has the fence as its position, from which reading
     continues with changes.
     """
 
@@ -40,16 +41,17 @@ class CaptureSnapshotter(Snapshotter):
         self._found: Record | None = None
         self._is_complete = self._is_closed = False
         self._changes = capture.snapshot([builder.table])
-        # The first `next` takes the snapshot: a generator does nothing before it.
+        # This first `next` takes the snapshot: `snapshot` is a generator, which does nothing before.
         self._ahead = next(self._changes, None)
         self.fence = None if self._ahead is None else commit_of(self._ahead).position
-        """The position at which the snapshot is exact; the changes after it are read next. None for an empty
-        table: all changes are read next.
+        """The position at which the snapshot is exact. After the snapshot, reading continues with the changes
+        after this position. It is None for an empty table: reading then continues with all unacknowledged
+        changes.
         """
 
     @property
     def is_drained(self) -> bool:
-        """Whether every row was returned; the next `has_next` is False."""
+        """Whether every row was returned. The next `has_next` then returns False."""
         return self._ahead is None and self._found is None and self._failure is None
 
     @override
@@ -83,13 +85,15 @@ class CaptureSnapshotter(Snapshotter):
             )
 
     def _move(self, change: Change) -> Record:
-        """Read the next row, to find out whether the current row is the last."""
+        """The record of the current row, `change`. Reads one more row before, to find out whether `change` is
+        the last.
+        """
         try:
             self._ahead = next(self._changes, None)
             self._number += 1
             return self._record(change)
         except BaseException as error:
-            # A generator that raised looks finished, as if this row had been the last.
+            # Keep the error: a generator that raised looks finished, as if `change` had been the last row.
             self._failure = error
             raise
 
@@ -101,7 +105,7 @@ class CaptureSnapshotter(Snapshotter):
 
 
 class RecordReading:
-    """State between `open` and `teardown` of a source. For one thread at a time, except `ack` and `wake`."""
+    """State of a source between `open` and `teardown`. For one thread at a time, except `ack` and `wake`."""
 
     def __init__(
         self,
@@ -158,7 +162,7 @@ class RecordReading:
         self._ledger.ack(place)
 
     def wake(self) -> None:
-        """Make a `read` return that waits for a record, now or as soon as it starts to wait."""
+        """End the wait of a `read` for a record: a wait that has begun, or one that begins later."""
         self._is_woken = True
         stream = self._stream
         if stream is not None:
@@ -177,7 +181,7 @@ class RecordReading:
     # --- positions ------------------------------------------------------------------------------------------
 
     def _check(self, position: RecordPosition) -> ChangePlace | SnapshotPlace:
-        """Raise an error, before anything is read, for a position from which reading cannot continue."""
+        """The parsed position. Raises an error before anything is read if reading cannot continue there."""
         place = parse_place(position)
         if isinstance(place, SnapshotPlace):
             return place
@@ -212,8 +216,8 @@ class RecordReading:
         self._is_positioned = True
 
     def _unread_stream(self) -> ChangeStream:
-        """Return a stream from which nothing has been read. It is opened before the snapshot, so no change is
-        lost between the two.
+        """Return a stream from which nothing has been read. It is opened before the snapshot is taken, so
+        that no change is lost between snapshot and stream.
         """
         if self._stream is not None:
             self._ledger.settle(at_once=True)
@@ -258,8 +262,8 @@ class RecordReading:
         return isinstance(place, ChangePlace) and place <= self._ledger.acked
 
     def _next_row(self, snapshotter: CaptureSnapshotter) -> Record | None:
-        """The next row of the snapshot; None for an empty table. After the last row, reading continues with
-        changes.
+        """The next row of the snapshot; None if the table is empty. After the last row, this opens the stream
+        of changes.
         """
         try:
             record = snapshotter.next() if snapshotter.has_next() else None

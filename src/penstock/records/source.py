@@ -41,12 +41,12 @@ _LONGEST_WAIT_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    """One table, through one slot.
+    """Settings of a record source, which reads one table through one slot.
 
     `url`, `table` (as schema.table), `slot` and `spool` are required. `columns` is a comma-separated list of
-    the columns in records; the default is all. `snapshot` is `initial` (the default) or `never`,
-    `waitSeconds` the longest time that a read waits for a record. The other options are the same as those of
-    the Spark source.
+    the columns in records; the default is all. `snapshot` is `initial` (the default) or `never`.
+    `waitSeconds` is the longest time that a read waits for a record. The other options are the same as those
+    of the Spark source.
     """
 
     capture: CaptureSettings

@@ -1,12 +1,12 @@
 """The changes of one table as a bounded stream of records, with acknowledgements up to a position.
 
-Only the last acknowledgement of each transaction is kept, and earlier ones are confirmed at once: a capture
-resumes at whole transactions, so the resume point moves only when the last change of a transaction is
-confirmed. Memory is proportional to the number of waiting transactions.
+For each transaction, only the `Ack` of its last change is kept; those of the earlier changes are confirmed at
+once. This is safe because a capture resumes at whole transactions: its resume point moves only when the last
+change of a transaction is confirmed. Memory is proportional to the number of unacknowledged transactions.
 
-The acknowledged position is stored *before* it is confirmed. So a caller that comes with an older position,
-for example from a backup, gets an error instead of silently missing changes. The slot's position is no
-substitute: it also advances over WAL without changes.
+The acknowledged position is stored *before* it is confirmed to the capture. So a caller that continues from
+an older position, for example from a backup, gets an error instead of silently missing changes. The slot's
+position is no substitute: it also advances over WAL without changes.
 """
 
 from __future__ import annotations
@@ -120,12 +120,14 @@ class AckLedger:
 
     @property
     def waiting(self) -> int:
-        """Number of unconfirmed acknowledgements; memory is proportional to it."""
+        """Number of `Ack`s that wait to be confirmed; memory use is proportional to it."""
         with self._lock:
             return len(self._waiting)
 
     def deliver(self, place: ChangePlace, ack: Ack) -> None:
-        """Keep an acknowledgement to confirm once `place` is acknowledged. Places arrive in order."""
+        """Keep the `ack` of the change at `place`, and confirm it when `place` is acknowledged. Call this in
+        the order of places.
+        """
         with self._lock:
             if place <= self._settled:
                 ack.confirm()
@@ -146,15 +148,15 @@ class AckLedger:
         self.settle()
 
     def settle(self, *, at_once: bool = False) -> None:
-        """Store the acknowledged position, then confirm it; at most a few times a second, unless
-        `at_once`.
+        """Store the acknowledged position, then confirm the changes up to it; at most ten times a second,
+        unless `at_once`.
         """
         with self._lock:
             now = time.monotonic()
             if self._acked > self._settled and (at_once or now - self._settled_at >= _SETTLE_SECONDS):
                 self._acked = max(
                     self._acked, _load(self._file)
-                )  # never back, even if another process wrote it
+                )  # another process may have stored a later position
                 _store(self._file, self._acked)
                 self._settled, self._settled_at = self._acked, now
             for ack in self._waiting.take(self._settled):
@@ -220,8 +222,8 @@ _log = logging.getLogger(__name__)
 
 
 class RecordStream:
-    """Owns the capture's stream and the thread that reads it into `buffer`. Changes up to `after` are
-    skipped, not acknowledged.
+    """Owns the capture's stream and the thread that reads it into `buffer`. Changes up to `after` are not put
+    into the buffer, but not acknowledged either.
     """
 
     def __init__(
@@ -254,8 +256,9 @@ class RecordStream:
             self.buffer.fail(error)
 
     def _begin(self) -> None:
-        """Check the position again at the first change, when the capture holds the slot. Before that, another
-        process may have acknowledged, and so released, changes after the position to resume from.
+        """Check at the first change that the changes after `after` are still available. Only from then on the
+        capture holds the slot: before, another process may have acknowledged, and thereby released, some of
+        them.
         """
         self._has_begun = True
         acked = self._ledger.refresh()
@@ -264,7 +267,7 @@ class RecordStream:
 
     def _take(self, change: Change) -> None:
         if change.event.table != self._builder.table:
-            # The table was published for another consumer.
+            # The publication also has this table, for another consumer.
             change.ack.confirm()
             return
         place = place_of(change)

@@ -50,15 +50,18 @@ _FAMILIES: dict[type[spark_types.DataType], str] = {
     spark_types.TimestampType: "instant",
     spark_types.TimestampNTZType: "timestamp",
 }
-"""Comparable families of types, as returned by `family`."""
+"""The family of each Spark type, with the names that `family` returns for Arrow types. Values of one family
+can be compared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupReference:
     """A table that executors query by key, with a cache in each worker.
 
-    Found rows are cached for `ttl_seconds`, missing ones for `negative_ttl_seconds`. Results may be that old,
-    and a repeated batch may get others. To join as of the commit of each change, keep the table instead.
+    Found rows are cached for `ttl_seconds`, missing ones for `negative_ttl_seconds`. A result may be as old
+    as these times, and a repeated batch may get other results. To join as of the commit of each change, use
+    `keep` instead.
     """
 
     table: KeyedReferenceTable
@@ -154,7 +157,7 @@ def _has_long(stream: DataFrame, name: str) -> bool:
 
 
 def _pairs(on: str | Sequence[str] | Mapping[str, str], key: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The pairs in key order."""
+    """Pairs of a column of the stream and a column of the key, in key order."""
     if isinstance(on, Mapping):
         given = {key_column: column for column, key_column in on.items()}
     else:
@@ -184,7 +187,7 @@ def _check_types(stream: DataFrame, columns: pa.Schema, pairs: Sequence[tuple[st
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    """The type that Spark converts values of this type to."""
+    """The Arrow type to which Spark converts values of `arrow_type`."""
     if pa.types.is_large_string(arrow_type):
         return pa.string()
     if pa.types.is_large_binary(arrow_type):

@@ -1,11 +1,11 @@
 """A reference table at any version that is still retained: row versions indexed by key.
 
 Two keys are equal if they are equal in SQL, as far as the decoder can tell. A value that its type cannot hold
-is represented by its exact text. Null equals nothing, so a key with a null is None.
+is represented by its exact text. Null equals nothing, so a key that contains a null is represented by None.
 
 Rows are stored in a few Arrow pieces, each larger than all later ones together. So adding a row copies
-little, and reading a few rows touches only their pieces. A key leads to its newest state, and each state to
-the previous one, so that a current change finds its row in one step. The module does no I/O.
+little, and reading a few rows touches only their pieces. A key refers to its newest state, and each state to
+the previous one, so the current row of a key is found in one step. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NAN = "nan"
 def key_values(
     columns: Sequence[pa.Array], names: Sequence[str], exact: pa.Array | None = None
 ) -> list[KeyValue | None]:
-    """The key of each row. `names` are the names of the columns in `exact`, which is the rows' `_exact` if
-    they have one.
+    """The key of each row; None if it contains a null. `names` are the names of `columns`. `exact` is the
+    `_exact` column of the rows, if they have one.
     """
     values = [_comparable(column) for column in columns]
     if exact is not None and exact.null_count < len(exact):
@@ -41,8 +41,8 @@ def key_values(
 
 
 def family(arrow_type: pa.DataType) -> str | None:
-    """The group of types that can be compared with this one; None if values of this type cannot be
-    looked up.
+    """The name of the group of types whose values can be compared with those of this type; None if values of
+    this type cannot be looked up.
     """
     kinds = {
         "number": pa.types.is_integer(arrow_type) or pa.types.is_decimal(arrow_type),
@@ -130,10 +130,11 @@ class RowPieces:
 
 
 class _State(NamedTuple):
-    """Since `(version, ordinal)`, the key's row is at index `place`; None if the key has no row.
+    """State of a key since `(version, ordinal)`: `place` is the index of the key's row, or None if the key
+    has no row.
 
-    A row unchanged since the floor is a bare index instead of a state, which saves memory for almost all
-    rows.
+    For a row that has not changed since the floor, a plain index is stored instead of a state, which saves
+    memory for almost all rows.
     """
 
     version: int
@@ -156,7 +157,7 @@ class ReferenceHistory:
         self._emptied: list[tuple[int, int]] = []
         self._rows = RowPieces(self._schema)
         self._moved: tuple[int, int, int | None] | None = None
-        """Version, ordinal and index of the row that the last change deleted."""
+        """Version and ordinal of the last delete, and the index of the deleted row."""
 
     def load(self, rows: pa.RecordBatch) -> None:
         """Load the initial rows, as of the floor: the table's columns, then `_exact`. Call it before the
@@ -264,8 +265,8 @@ class ReferenceHistory:
         return pa.RecordBatch.from_arrays(columns, schema=change.schema)
 
     def _place_before(self, change: pa.RecordBatch) -> int | None:
-        """Index of the row with the unchanged values: under its key, or under the key deleted by the
-        preceding change.
+        """Index of the row that has the unchanged values of `change`: the row with the same key or, after a
+        key change, the row that the preceding change deleted. None if there is no such row.
         """
         version, ordinal = (change.column(name)[0].as_py() for name in (COMMIT_VERSION, ORDINAL))
         if (

@@ -4,10 +4,10 @@ cache, and the join itself.
 Runs on executors and does not import pyspark.
 
 `ReferenceCopy` reads the stored table once, and then only its changes. A task requests a version, and waits
-up to a time limit until the keeper has reached it.
+up to a time limit until the keeper has stored it.
 
-In a `LookupCache`, entries expire, missing rows usually sooner than found ones, since they may be inserted
-soon. A full cache evicts the least recently used entry.
+In a `LookupCache`, entries expire. The entry of a missing row usually expires sooner than that of a found
+row, since a missing row may be inserted soon. A full cache evicts the least recently used entry.
 
 A finder is plain data that Spark sends to executors. Its caches belong to the worker process, and end with
 it.
@@ -105,11 +105,11 @@ class ReferenceCopy:
     def _follow(self, state: StoreState) -> ReferenceHistory:
         for attempt in range(_ATTEMPTS):
             try:
-                # After an error, a partly applied change must not be used.
+                # Drop the history first: after an error it may have a partly applied change.
                 history, self._history = self._history, None
                 self._history = self._brought_to(history, state)
                 self._reached = state.reached
-            except FileNotFoundError:  # the keeper has compacted it since then
+            except FileNotFoundError:  # the keeper has compacted the table and removed the file
                 if attempt == _ATTEMPTS - 1:
                     raise
                 state = self._load()
@@ -126,8 +126,8 @@ class ReferenceCopy:
 
 
 def _is_long(history: ReferenceHistory, state: StoreState) -> bool:
-    """Whether the copy still holds so much history, already compacted by the keeper, that reloading the table
-    is better.
+    """Whether to load the table again, because the copy holds much history that the keeper has already
+    compacted.
     """
     return state.floor > history.floor and history.changes_total > max(2 * state.base_rows, _FEWEST_FORGOTTEN)
 
@@ -139,7 +139,9 @@ def _raised(failure: Failure) -> Exception:
 
 @lru_cache(maxsize=8)
 def reference_copy(directory: Path, identity: str) -> ReferenceCopy:
-    """The copy of this process. Copies that have not been used for long are dropped."""
+    """The copy of this table in this process. If there are too many copies, the least recently used one is
+    dropped.
+    """
     return ReferenceCopy(directory, identity)
 
 
@@ -196,10 +198,10 @@ class LookupCache:
         self._held_rows += rows.num_rows
 
     def take(self, keys: Sequence[KeyValue | None]) -> tuple[pa.Table, pa.BooleanArray]:
-        """The row of each key, all null if missing, and whether there is one.
+        """The row of each key (all null if there is none), and a mask of the keys that have a row.
 
-        Expired entries count too. A row that was just looked up is returned even if its time to live is
-        shorter than the lookup took, and all rows of a batch with one key get the same row.
+        Expired entries are used too. So a row that was just looked up is returned even if its time to live is
+        shorter than the lookup took. And all rows of a batch with the same key get the same row.
         """
         rows, places = self._rows(keys)
         for key in keys:
@@ -211,7 +213,9 @@ class LookupCache:
         )
 
     def _rows(self, keys: Iterable[KeyValue | None]) -> tuple[pa.Table, list[int | None]]:
-        """The rows of all lookups of these keys, and the index of each key's row."""
+        """The rows of all lookups that found these keys, and the index of each key's row in them; None for a
+        key without a row.
+        """
         tables: dict[int, tuple[int, pa.Table]] = {}
         places: list[int | None] = []
         count = 0
@@ -254,7 +258,7 @@ class Asked:
     columns: Sequence[pa.Array]
     """The same keys as Arrow columns of the stream."""
     versions: list[int] | None = None
-    """The version to find each row at; None for the current one."""
+    """For each row, the version of the reference table in which to find it; None for the current version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +271,7 @@ class Found:
 class ReferenceFinder(ABC):
     @abstractmethod
     def find(self, asked: Asked) -> Found:
-        """Called in a task, once per batch."""
+        """Find the rows of the reference table for one batch. Called in a task, once per batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +295,7 @@ class KeptFinder(ReferenceFinder):
             ]
             history = copy.reaching(max(wanted, default=0), self.patience_seconds)
             lowest = min(wanted, default=history.floor)
-            # Rows without a lookup do not limit the version.
+            # The version of a row without a lookup may be older than the floor, so raise it to `lowest`.
             places = history.find(asked.keys, [max(version, lowest) for version in asked.versions])
         return Found(history.take(places), places.is_valid())
 
@@ -324,7 +328,7 @@ class LookupFinder(ReferenceFinder):
 
 
 def _check_apart(found: Sequence[KeyValue | None], asked: Sequence[KeyValue], names: Sequence[str]) -> None:
-    """Raise if two rows have one key."""
+    """Raise an error if two of the found rows have the same requested key."""
     if len(found) > len(set(found)):
         counts = Counter(found)
         if any(counts[key] > 1 for key in asked):
@@ -332,7 +336,9 @@ def _check_apart(found: Sequence[KeyValue | None], asked: Sequence[KeyValue], na
 
 
 def _keys_as(table: KeyedReferenceTable, columns: Sequence[pa.Array], rows: list[int]) -> pa.RecordBatch:
-    """Keys with the names and types of the table; keys that do not fit the types are left out."""
+    """The keys of these rows, with the names and types of the table's key; keys that do not fit the types are
+    left out.
+    """
     schema = table.schema()
     fields = [schema.field(name) for name in table.key()]
     wanted = pa.array(rows, pa.int64())
@@ -376,7 +382,9 @@ def _one(table: pa.Table, name: str) -> pa.Array:
 
 
 def _lookup_cache(finder: LookupFinder) -> LookupCache:
-    """The cache of this process; caches that have not been used for long are dropped."""
+    """The cache of this finder in this process. If there are too many caches, the least recently used one is
+    dropped.
+    """
     cache = _caches.pop(finder.identity, None)
     if cache is None:
         schema = row_schema(finder.table.schema())
@@ -405,11 +413,13 @@ class Enrichment:
     columns: tuple[tuple[str, str], ...]
     """Columns of the reference table, with their names in the result."""
     types: Mapping[str, pa.DataType]
-    """Spark types of these columns."""
+    """Arrow types of these columns in the result, by their names there."""
     matched: str | None
-    """The column that says whether a row was found; None if not requested."""
+    """Name of the added column that says whether a row was found; None if not requested."""
     version: str | None
-    """The column with the version to join at; None for the current one."""
+    """The stream's column with the version of the reference table to join with; None to join with the current
+    version.
+    """
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Called by `mapInArrow` once per task."""
@@ -469,7 +479,7 @@ class Enrichment:
 
 
 def _exact_of(batch: pa.RecordBatch) -> pa.Array | None:
-    """The metadata column, unless a column of the stream has that name."""
+    """The metadata column `_exact`; None if the batch has none, or has another column of that name."""
     column = batch.column(EXACT) if EXACT in batch.schema.names else None
     return column if column is not None and pa.types.is_map(column.type) else None
 
@@ -484,7 +494,9 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _check_known(unchanged: pa.Array, names: list[str]) -> None:
-    """Raise for an unchanged TOAST value, which cannot be looked up."""
+    """Raise an error if a join column has an unchanged TOAST value: the value is unknown, so it cannot be
+    looked up.
+    """
     if unchanged.null_count == len(unchanged):
         return
     for columns in unchanged.drop_null().to_pylist():

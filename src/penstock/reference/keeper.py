@@ -1,9 +1,9 @@
 """Keep a copy of a reference table in a directory, for executors to join with.
 
-A thread of the driver reads the changes from the source and writes them to files next to the table's rows;
-durable changes are confirmed to the source. The keeper compacts changes into the rows, up to the oldest
-version that a query may still need. If the driver is killed, the directory has a complete state, from which
-the next run continues.
+A thread of the driver reads the changes from the source and writes them to files next to the file with the
+table's rows. It confirms durable changes to the source. The keeper compacts changes into the rows, up to the
+oldest version that a query may still need. If the driver is killed, the directory has a complete state, from
+which the next run continues.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class KeptReference:
         return self._known.identity
 
     def check(self) -> None:
-        """Raise the error that ended the thread, if it ended.
+        """Raise the error that ended the thread, if there was one.
 
         Tasks that wait for a later state raise it too.
         """
@@ -133,8 +133,8 @@ class KeptReference:
     # --- lifecycle ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Continue from the stored state, or copy the table. Returns when a complete state can be joined
-        with.
+        """Continue from the stored state, or copy the table. Returns when a complete state is stored, so that
+        queries can join with it.
         """
         self._lock.acquire()
         try:
@@ -208,7 +208,7 @@ class KeptReference:
         return state
 
     def _copied_batch(self) -> pa.RecordBatch | None:
-        """The next rows of the snapshot. A lost snapshot restarts, a limited number of times."""
+        """The next rows of the snapshot. A lost snapshot is restarted, a limited number of times."""
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
@@ -314,7 +314,9 @@ class KeptReference:
         self._state = state
 
     def _confirm_if_due(self) -> None:
-        """Rate-limited, because each confirmation writes a file at the source."""
+        """Confirm the stored checkpoint to the source, at most once a second, because the source may write a
+        file for each confirmation.
+        """
         if time.monotonic() >= self._confirm_due:
             self._source.confirm(self._known.checkpoint)
             self._confirm_due = time.monotonic() + _CONFIRM_SECONDS
@@ -335,7 +337,7 @@ class KeptReference:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        # Another error's text may quote a value.
+        # The text of an error of another library may quote a value.
         named = (
             error
             if isinstance(error, PenstockError)
@@ -352,8 +354,8 @@ class KeptReference:
     # --- folding --------------------------------------------------------------------------------------------
 
     def _fold_if_due(self) -> None:
-        """Compact changes into the rows if there are enough: this rewrites the whole table, while joining
-        small files is cheap.
+        """Compact the changes into the rows if there are many changes, since this rewrites the whole table.
+        Otherwise, if there are many change files, only join the newest ones, which is cheap.
         """
         state = self._known
         is_due = self._unfolded_rows > max(state.base_rows, _FEWEST_FOLDED_ROWS)
@@ -380,8 +382,8 @@ class KeptReference:
         self._retire(before - state.names)
 
     def _retire(self, names: Iterable[str]) -> None:
-        """Delete files that have been unreferenced for a while; the given files are unreferenced from
-        now on.
+        """Delete files that the state has not named for a while. From now on, the state does not name the
+        files `names`.
         """
         now = time.monotonic()
         self._retired |= dict.fromkeys(names, now)

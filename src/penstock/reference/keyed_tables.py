@@ -76,7 +76,8 @@ class TableIdentity:
 def inspect_identity(address: SourceAddress, publication: str, table: TableName) -> TableIdentity:
     system = identify_system(address).identifier
     found = inspect_captured_tables(address, publication, lambda name: name == table)
-    # A table that is not published has no act, so the next check finds the interruption.
+    # For a table that is not published, the membership has no `act`, so the next check reports an
+    # interruption.
     return TableIdentity(system, found.members.get(table, Membership(0, "")))
 
 
@@ -142,8 +143,8 @@ class PostgresKeyedTable(KeyedReferenceTable):
             )
         with connect(settings.address) as connection:
             outline = inspect_outline(connection, CatalogTable(schema.oid, table), settings.types).outline
-        # A lookup is one statement under one snapshot, so a rewrite of the table between lookups does no
-        # harm.
+        # `leaves` is empty, so that a rewrite of the table is no error: each lookup is one statement under
+        # one snapshot.
         return cls(settings.address, replace(outline, leaves=()), settings.types.rejects_inexact)
 
     @override
@@ -209,7 +210,9 @@ class ParquetKeyedTable(KeyedReferenceTable):
 
     @override
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
-        """Filters by the first column of the key only. The caller selects the rows of the requested keys."""
+        """Filters by the first column of the key only, so the result may have more rows than requested. The
+        caller selects the rows with the requested keys.
+        """
         first = self.key_columns[0]
         files = _dataset(self.path)
         if {field.name: field.type for field in files.schema} != {

@@ -37,8 +37,9 @@ class ParquetReferenceTable(ReferenceTableSource):
     """One Parquet file, or all files of a directory whose names end with `.parquet` and begin with neither
     `_` nor `.`.
 
-    Replace a file by renaming another one, or switch a symbolic link to another directory: then every state
-    is complete. Files written in place are read as far as possible, and read again after their next change.
+    To replace a file, rename another file to its name, or switch a symbolic link to another directory: then
+    only complete states are read. Files that are written in place may be read in an incomplete state; they
+    are read again after their next change.
     """
 
     def __init__(self, path: str | Path, key: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ class ParquetReferenceTable(ReferenceTableSource):
         if self.is_snapshot_complete():
             return None
         if self._rows is None:
-            # Rows of an interrupted attempt are discarded.
+            # If an interrupted attempt has delivered rows, begin with a truncate.
             self._begin(ChangeType.SNAPSHOT, emptied=self._has_rows)
         return self._take()
 
@@ -153,7 +154,7 @@ class ParquetReferenceTable(ReferenceTableSource):
         self._next = self._following()
 
     def _take(self) -> pa.RecordBatch | None:
-        """Return the next batch. Reads one batch ahead, so that `checkpoint` advances with the last one."""
+        """Return the next batch. Reads one batch ahead, so that `checkpoint` advances with the last batch."""
         batch = self._next
         self._has_rows = self._has_rows or batch is not None
         self._next = self._following() if batch is not None else None

@@ -101,8 +101,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
         """Return the next batch of the snapshot. One exported snapshot stays open on the server until the
         last row; creating it waits for open transactions.
 
-        A lost snapshot raises an error with recovery RETRY. The next call takes another one, and begins with
-        a truncate if rows of the first had been delivered.
+        A lost snapshot raises an error with recovery RETRY. The next call takes another snapshot, and begins
+        with a truncate if rows of the lost one had been delivered.
         """
         self._check_usable()
         if self._at is not None:
@@ -204,8 +204,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
 
     @override
     def settled(self) -> Position:
-        """The lowest released position of the other consumers of the spool. Zero if there are none, because
-        a consumer may start soon and need everything.
+        """The lowest released position of the other consumers of the spool. Zero if there are no others,
+        because a consumer may start soon and need all versions.
         """
         others = [
             position
@@ -224,7 +224,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._lock.wait(_ENDING_SECONDS)
 
     def _begin(self) -> None:
-        """Create publication, slot and consumer: after that, no change after the snapshot's fence is lost."""
+        """Create publication, slot and consumer, so that no change after the snapshot's fence is lost."""
         self._claim()
         settings = self._settings
         if settings.is_separate and (missing := missing_capture(settings.spool)) is not None:
@@ -272,7 +272,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         """Keep all changes after `position` in spool and slot, or raise if they are no longer available."""
         settings = self._settings
         before = released_positions(settings.spool).get(self._consumer)
-        # Before the check: released segments may be deleted at any moment.
+        # Set this before the check, since released segments may be deleted at any moment.
         set_released(settings.spool, self._consumer, position)
         try:
             self._check_ground(position)
@@ -312,8 +312,8 @@ class PostgresReferenceTable(PositionedReferenceTable):
             at = upto
 
     def _readable(self, at: Position, upto: Position) -> tuple[Position, Sequence[FileSlice]]:
-        """The table's changes in `(at, upto]`, up to the first change that cannot be delivered. If that is
-        the first of all, raises its error.
+        """The table's changes in `(at, upto]` before the first one that cannot be delivered, and the position
+        up to which they reach. Raises the error of that change if no position lies before it.
         """
         slices = self._slices(at, upto)
         stop = self._first_stop(slices)
@@ -371,7 +371,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
             raise self._failure
 
     def _note(self, error: BaseException) -> None:
-        """A permanent error ends this object."""
+        """Store a permanent error, which ends this object: every later poll raises it."""
         if isinstance(error, PenstockError) and error.recovery is not Recovery.RETRY:
             self._failure = error
 
@@ -407,7 +407,9 @@ class PostgresReferenceTable(PositionedReferenceTable):
         )
 
     def _position_of(self, checkpoint: SourceCheckpoint) -> Position | None:
-        """None for the beginning."""
+        """The position in a checkpoint; None for an empty checkpoint, which is the beginning. Raises
+        `CheckpointError` for a checkpoint of another table.
+        """
         name = checkpoint.metadata.get("table", str(self._table))
         if name != str(self._table):
             raise CheckpointError(f"the checkpoint is of {name}, not of {self._table}", hint=_ANEW)

@@ -14,8 +14,8 @@ Only files that `reference.json` names belong to the table. It is replaced atomi
 state or the next, never half a transaction. Unreferenced files stay for a while, for readers that still use
 an older state.
 
-`folded` and `joined` write new files next to the referenced ones and return the state that names them. It
-takes effect when it is stored.
+`folded` and `joined` write new files next to the referenced ones, and return a state that names them. That
+state takes effect when it is stored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ANEW = "remove the directory, so that the table is copied again, or use another
 
 @dataclass(frozen=True, slots=True)
 class ChangesFile:
-    """Whole transactions with versions after `after`, up to `upto`."""
+    """A file of whole transactions, with versions after `after` and up to `upto`."""
 
     name: str
     after: int
@@ -82,7 +82,7 @@ class StoreState:
     base_rows: int
     floor: int
     reached: int
-    """Everything up to this version is stored."""
+    """All changes up to this version are stored."""
     checkpoint: SourceCheckpoint
     changes: tuple[ChangesFile, ...] = ()
     failure: Failure | None = field(default=None)
@@ -131,13 +131,13 @@ def _parse(document: dict[str, Any]) -> StoreState:
 
 
 def load_state(directory: Path) -> StoreState | None:
-    """None if the directory has no table yet."""
+    """The stored state; None if the directory has no table yet."""
     data = storage.read(directory / STATE)
     return StoreState.parse(data.decode(), directory / STATE) if data is not None else None
 
 
 def store_state(directory: Path, state: StoreState) -> None:
-    """Publish a state durably. The files it names must be durable already."""
+    """Publish a state durably. The files that it names must be durable already."""
     storage.put(directory / STATE, state.to_json().encode())
 
 
@@ -150,7 +150,7 @@ def remove_others(directory: Path, kept: Iterable[str]) -> None:
 
 
 class RowFile:
-    """A Parquet file being written. It exists after `finish`, and is removed by `discard`."""
+    """A Parquet file that is being written. `finish` makes it durable, `discard` removes it."""
 
     def __init__(self, directory: Path, kind: str, schema: pa.Schema) -> None:
         self.name = f"{kind}-{secrets.token_hex(8)}.parquet"
@@ -162,7 +162,7 @@ class RowFile:
         self._writer = pq.ParquetWriter(self._path, schema, compression="none")
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """The columns must be in the order of the file."""
+        """Append rows, whose columns must be in the order of the file's columns."""
         table = pa.Table.from_arrays(rows.columns, schema=self._schema)
         self._writer.write_table(table)
         self.rows += table.num_rows
@@ -179,8 +179,8 @@ class RowFile:
 
 
 def load_history(directory: Path, state: StoreState, upto: int | None = None) -> ReferenceHistory:
-    """The base, and all referenced changes up to a version. Raises `FileNotFoundError` if the state is no
-    longer the newest.
+    """The history of a stored table: its base, and the changes of `state` up to the version `upto`. Raises
+    `FileNotFoundError` if `state` is no longer the newest and its files have been removed.
     """
     with _opened(directory / state.base) as base:
         schema = base.schema_arrow
@@ -239,7 +239,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def folded(directory: Path, state: StoreState, floor: int, columns: pa.Schema) -> StoreState:
-    """A new base of the table as of `floor`, and one file with all later changes."""
+    """Write a new base of the table as of `floor`, and one file with all later changes."""
     rows = load_history(directory, state, upto=floor).rows_at(floor)
     base = RowFile(directory, "base", rows.schema)
     base.write(rows)
@@ -248,8 +248,8 @@ def folded(directory: Path, state: StoreState, floor: int, columns: pa.Schema) -
 
 
 def joined(directory: Path, state: StoreState, columns: pa.Schema) -> StoreState:
-    """Join the newest change files, so that each file is more than twice as large as all later ones together.
-    So there are few files, and each change is rewritten only a few times.
+    """Join the newest change files, so that each file has more than twice as many rows as the next one. So
+    there are few files, and each change is rewritten only a few times.
     """
     first, rows = len(state.changes) - 1, state.changes[-1].rows
     while first > 0 and state.changes[first - 1].rows <= 2 * rows:
@@ -264,7 +264,9 @@ def joined(directory: Path, state: StoreState, columns: pa.Schema) -> StoreState
 def _one_of(
     directory: Path, files: Sequence[ChangesFile], after: int, upto: int, columns: pa.Schema
 ) -> tuple[ChangesFile, ...]:
-    """A file with all changes after a version; None if there are none."""
+    """Write one file with all changes of `files` after the version `after`. The result is empty if there are
+    none.
+    """
     file = RowFile(directory, "changes", reference_schema(columns))
     for batch in read_changes(directory, files, after=after):
         file.write(batch)

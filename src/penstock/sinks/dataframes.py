@@ -26,7 +26,7 @@ from penstock.spool.reader import FileSlice
 
 
 def quoted(name: str) -> str:
-    """A name in backticks."""
+    """Quote a name for Spark SQL, in backticks."""
     escaped = name.replace("`", "``")
     return f"`{escaped}`"
 
@@ -37,7 +37,7 @@ def sql_type(arrow_type: pa.DataType) -> str:
 
 
 def text_literal(text: str) -> str:
-    """A string literal of Spark SQL."""
+    """Quote a text as a string literal of Spark SQL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -89,10 +89,10 @@ def _within(slice: FileSlice) -> Column:
 
 
 def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[str] = ()) -> DataFrame:
-    """The distinct keys in `changes`: as stored in the target (`match_<j>`, `match_text_<j>`), and as text
-    that the source can parse (`text_<j>`).
+    """The distinct keys in `changes`, in two forms: as the target stores them (`match_<j>`,
+    `match_text_<j>`), and as text that the source can parse (`text_<j>`).
 
-    `constants`: values of the target's further key columns, which the source does not have.
+    `constants` are the values of further key columns that only the target has.
     """
     columns = {column.name: column.arrow_type for column in schema.columns}
     parts = []
@@ -115,8 +115,8 @@ def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[st
 
 
 def _written(value: Column, arrow_type: pa.DataType) -> Column:
-    """The value as text that Postgres can parse, if the time zones of both sessions, Spark's and Postgres',
-    are UTC.
+    """The value as text that Postgres can parse. Both sessions, that of Spark and that of Postgres, must have
+    the time zone UTC.
     """
     if pa.types.is_binary(arrow_type):
         return F.concat(F.lit("\\x"), F.hex(value))

@@ -1,4 +1,4 @@
-"""Schema evolution: plan how the columns of a target change for changes with another schema, or decide that
+"""Schema evolution: plan how the columns of a target change when the source's schema changed, or decide that
 the table must be resynced.
 
 All functions are pure. The target gets the columns of the last schema version. Changes of earlier versions
@@ -6,9 +6,9 @@ are mapped to these columns: columns get their current names, and columns that w
 default value. If the WAL stream does not show which columns were added, dropped or renamed, the table is
 resynced.
 
-`ALTER … TYPE … USING` can replace any value, and the WAL stream does not show it. If the server did not
-rewrite the rows, the values are unchanged. A change to a wider numeric type always rewrites the rows; it is
-treated as value-preserving, since it almost always is.
+`ALTER … TYPE … USING` can replace any value, and the WAL stream does not show the new values. If the server
+did not rewrite the rows, the values are unchanged. A change to a wider integer or float type always makes the
+server rewrite the rows. Penstock treats such a change as value-preserving, since it almost always is.
 
 Dropped columns stay in the target and are null in later rows. If a later column has the same name, the
 dropped column is renamed in the target.
@@ -48,7 +48,7 @@ class TypeChange(Enum):
 
 def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rewritten: bool) -> TypeChange:
     """Compare an earlier definition of a column, `before` (type OID, modifier, Arrow type), with a later one.
-    `is_rewritten`: the server has rewritten all rows since the earlier one.
+    `is_rewritten`: the server has rewritten all rows since the earlier definition.
     """
     oid, modifier, arrow_type = before
     if (oid, modifier, arrow_type) == (after.type_oid, after.type_modifier, after.arrow_type):
@@ -126,8 +126,8 @@ class Evolution:
 def same_views(
     columns: pa.Schema, key: tuple[str, ...], origin: Origin, versions: Collection[TableSchema]
 ) -> dict[TableSchema, View] | None:
-    """A view for each of `versions` if all of them have the columns and the key of the target; None if one of
-    them differs.
+    """Return a view for each of `versions` if all of them have the columns and the key of the target; None if
+    one of them differs.
     """
     names = {column.name: column.target for column in origin.columns.values() if column.target is not None}
     for version in versions:
@@ -138,8 +138,9 @@ def same_views(
 
 
 def has_types(columns: pa.Schema, origin: Origin, schema: TableSchema) -> bool:
-    """Whether the target's `columns` have the Arrow types of `schema`, which has the shape of `origin`. They
-    differ if `types:` was changed, or if a later version of Penstock maps the Postgres type to another one.
+    """Whether the target's `columns` have the Arrow types of `schema`, which has the same names and declared
+    types as `origin`. The Arrow types differ if `types:` was changed, or if this version of Penstock maps a
+    Postgres type to another Arrow type than the version that created the target.
     """
     pairs = zip(origin.columns.values(), schema.columns, strict=True)
     return all(
@@ -160,14 +161,15 @@ def plan_evolution(
     ends: bool = False,
     hints: Sequence[DdlHint] = (),
 ) -> Evolution:
-    """Plan the change from the target's `columns` to the last of `versions`, which are oldest first. `now` is
-    the table in the catalog, read after these versions.
+    """Plan the change from the target's `columns` to the columns of the last of `versions`, which are oldest
+    first. `now` is the table in the catalog, read after these versions. Raises `ResyncRequired` if the target
+    cannot follow the change.
 
-    `ends`: the target gets the columns of the catalog, because no later change has other columns. `hints`:
-    for each of `versions` the hint of the event trigger.
+    `ends`: no later change has other columns than the catalog, so the target gets the columns of the catalog.
+    `hints` has the hint of the event trigger for each of `versions`.
 
     `is_fixed`: the target keeps its columns and names, and ignores new columns. `is_log`: each row of the
-    target is a change, so rows that are older than an added column are null in it. Raises `ResyncRequired`.
+    target is a change, so an added column is null in older rows.
     """
     attributes = now.schema.attributes
     if attributes is None or not now.schema.columns:
@@ -241,8 +243,8 @@ class _Plan:
 
     @cached_property
     def _targets(self) -> dict[int, str]:
-        """The name in the target of each column of the last version, by column number. Without columns that
-        the target does not have.
+        """The names of the last version's columns in the target, by column number. Columns that the target
+        does not have are left out.
         """
         known = self.origin.columns
         if self.is_fixed:
@@ -333,7 +335,9 @@ class _Plan:
         }
 
     def _fill(self, number: int) -> pa.Scalar:
-        """The default value of a column for rows that existed when it was added."""
+        """The default value of a column for rows that existed when it was added. Raises `ResyncRequired` if
+        it is unknown.
+        """
         column = self._last[number]
         if self.is_log:
             return pa.scalar(None, column.arrow_type)

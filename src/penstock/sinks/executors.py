@@ -51,12 +51,12 @@ class Executors(ABC):
     @abstractmethod
     def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         """Run `function` for each of `tasks` independently, and return the results in order. If a task raises
-        a Penstock error, that error is raised.
+        a Penstock error, `run` raises that error.
 
         Functions, tasks and results are sent between processes. A failed task may run again on another
-        executor while its first attempt still runs, so each attempt must use its own file names. `light`: all
-        tasks together are less work than starting a Spark job (see `are_light`), so they may run in the
-        driver.
+        executor while its first attempt still runs, so each attempt must use its own file names. With
+        `light`, the tasks may run in the driver: the caller states that all of them together are less work
+        than starting a Spark job (see `are_light`).
         """
 
 
@@ -67,8 +67,8 @@ def are_light(slices: Sequence[FileSlice]) -> bool:
 
 
 class SparkExecutors(Executors):
-    """Runs one Spark job per call of `run`, and one Spark task per task. `failure` is the class for errors
-    that are not Penstock's.
+    """Runs one Spark job per call of `run`, and one Spark task per task. `failure` is the class of the errors
+    that `run` raises for errors of Spark and of other libraries.
     """
 
     def __init__(self, spark: SparkSession, failure: type[PenstockError] = SinkError) -> None:
@@ -102,7 +102,7 @@ class SparkExecutors(Executors):
 
     @contextmanager
     def _shared(self, common: Common[In] | None) -> Iterator[Callable[[], Common[In] | None]]:
-        """Yield a function that returns `common` on executors. It works only until the block ends."""
+        """Yield a function that returns `common` on executors. It must not be called after the block ends."""
         data = cloudpickle.dumps(common)  # type: ignore[no-untyped-call]
         if len(data) < _BROADCAST_BYTES:
             yield _Loader(data)
@@ -136,7 +136,7 @@ class SparkExecutors(Executors):
 
 @dataclass(frozen=True, slots=True)
 class Common(Generic[In]):
-    """The class of a job's tasks, and those of their fields that are the same object in all tasks."""
+    """The class of a job's tasks, and the fields that are the same object in all of these tasks."""
 
     kind: Callable[..., In]
     fields: Mapping[str, object]
@@ -154,7 +154,8 @@ class _Loader:
 
 
 def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object]]:
-    """Separate the fields that all tasks share from the fields of each task, if the tasks are dataclasses.
+    """Separate the fields that all tasks share from the other fields of each task. Returns None and the tasks
+    themselves if there is only one task, or if the tasks are not dataclasses of one class.
 
     Spark serialises the closure once per job, but each task separately. Without the separation, the file list
     of a table would be sent once per task.

@@ -7,9 +7,9 @@ the same table.
 Soft delete: the target has one row per key, with the values of the key's last chain of changes (see
 `row_chains`). A row that is inserted again is no longer flagged as deleted.
 
-History: each commit after which a key has a row, and which changed that row, creates one version. The version
-is valid until the next commit that changes the key. Versions of a key never overlap, and have gaps only while
-the key did not exist.
+History: a commit creates one version of a key if it changed the row with that key, and the row exists after
+it. The version is valid until the next commit that changes the key. Versions of a key never overlap, and have
+gaps only while the key did not exist.
 
 Truncates: in a mirror, a truncate deletes all rows. In soft_delete and history tables, and if several source
 tables share one target, each truncate is first expanded to deletes of the rows that it removes: rows of the
@@ -69,7 +69,9 @@ from penstock.sinks.row_values import Lookup, Stored, Values, View, check_found,
 
 
 def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, Lookup]:
-    """Replace each truncate by equivalent deletes. Returns the changes, and the lookup to use with them."""
+    """Replace each truncate by equivalent deletes. Returns the changes, and the lookup to use with them,
+    which returns the rows that this function has looked up.
+    """
     places = np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE)).tolist()
     if not places:
         return changes, lookup
@@ -90,7 +92,7 @@ def _expand_truncates(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
 
 
 def _deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Table:
-    """Deletes of `keys`, with the commit and ordinal of the truncate at row `place`."""
+    """Return a delete for each of `keys`, with the commit and ordinal of the truncate at row `place`."""
     found = pa.concat_tables([each.cast(keys[0].schema) for each in keys])
     shared = {name: changes.column(name)[place] for name in (COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, XID)}
     shared[CHANGE_TYPE] = pa.scalar(ChangeType.DELETE.value, changes.schema.field(CHANGE_TYPE).type)
@@ -115,10 +117,10 @@ def source_column(views: Iterable[View]) -> str | None:
 def expand_source_truncates(
     changes: pa.Table, layout: Layout, source: str | None, lookup: Lookup
 ) -> pa.Table:
-    """Replace each truncate of one of several source tables by deletes. `source` is the column with the name
-    of the source table; if it is None, `changes` is returned unchanged.
+    """If several source tables share the target, replace each truncate of one of them by deletes. `source` is
+    the column with the name of the source table; if it is None, `changes` is returned unchanged.
 
-    `lookup` is called at most once, with values of that column only. It may return rows of other source
+    `lookup` is called at most once, with values of the source column only. It may return rows of other source
     tables as well. An append table keeps its truncates.
     """
     truncates = (
@@ -174,7 +176,9 @@ def _drop_truncated(changes: pa.Table, layout: Layout, own: Bools, stored: Store
 
 
 def _source_deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Table:
-    """Deletes of `keys` (keys or whole rows), with the commit and ordinal of the truncate at row `place`."""
+    """Return a delete for each of `keys` (keys or whole rows), with the commit and ordinal of the truncate at
+    row `place`.
+    """
     first = keys[0].schema
     found = pa.concat_tables([each.select(first.names).cast(first) for each in keys])
     shared = {name: changes.column(name)[place] for name in (COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, XID)}
@@ -213,8 +217,8 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     stored = _find(codes, values, former, lookup)
     missing = values.incomplete & (stored.met[values.bases] < 0)
     check_found(~missing | chains.is_delete[values.rows])
-    # If the target does not have a deleted row, it need not be flagged. But an earlier row that the target
-    # has under the same key is then flagged as deleted.
+    # A deleted row that the target lacks needs no flag. If the target has an earlier row with the same key,
+    # that row is flagged as deleted instead.
     flagged = [
         values.only(~missing),
         former.only(
@@ -240,11 +244,11 @@ def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored
 
 
 def _ends(values: Values, codes: Rows) -> Rows:
-    """For each key that was deleted several times in the epoch, and whose last delete lacks values: its first
-    delete.
+    """Return the first delete of each key that was deleted several times in the epoch, if the key's last
+    delete lacks values.
 
-    That delete ends the row that the target has. The target may lack the later row with the same key, because
-    a filter excluded it.
+    The first delete ends the row that the target has. The target may lack the later row with the same key,
+    because a filter (`where`) excluded it.
     """
     deletes = np.flatnonzero(values.chains.is_delete)
     first = np.full(int(codes.max()) + 1 if len(codes) else 0, -1)
@@ -285,15 +289,17 @@ class _Steps:
 
     @property
     def following(self) -> Rows:
-        """For each of `rows`, the row of the key's next commit; -1 for the last commit."""
+        """For each of `rows`, the last change of the next commit to the same key; -1 if there is no next
+        commit.
+        """
         following = np.full(len(self.rows), -1)
         following[:-1] = np.where(self.opens[1:], -1, self.rows[1:])
         return following
 
 
 def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, NewRows]:
-    """Reduce the changes of a history table. Returns the identities of the versions to close, whose rows are
-    deleted, and the rows to insert: the closed versions and new ones.
+    """Reduce the changes of a history table. Returns the identities of the versions that end, whose rows have
+    to be deleted, and the rows to insert: the same versions with their end, and new versions.
     """
     changes, lookup = _expand_truncates(changes, layout, lookup)
     (codes,) = key_codes([changes], layout.key)
@@ -362,7 +368,9 @@ def _flags(values: Bools) -> pa.Array:
 
 
 COUNT = "_count\0"
-"""Column of `Outcome.deleted` for tables without a key. No source column can have this name."""
+"""Column of `Outcome.deleted` with the number of equal rows to delete, for tables without a key. No source
+column can have this name.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,11 +379,11 @@ class Outcome:
 
     emptied: bool
     deleted: pa.Table
-    """`Layout.identity` and `_exact` of the rows to delete, each once; the target need not have these rows.
-    For a table without a key: whole rows, and in `COUNT` how many equal rows to delete.
+    """The rows to delete, each once: the columns `Layout.identity` and `_exact`. The target may lack some of
+    these rows. For a table without a key: whole rows, and in `COUNT` the number of equal rows to delete.
     """
     new: NewRows
-    """Rows to insert, with `Layout.schema`."""
+    """Rows to insert, with the columns of `Layout.schema`."""
 
     @property
     def rows(self) -> pa.Table:
@@ -384,7 +392,7 @@ class Outcome:
 
 
 def fold(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
-    """Reduce `changes`, which have the columns that `read_slices` returns."""
+    """Reduce `changes`, which have the columns that `read_slices` returns, as the table mode requires."""
     return _REDUCTIONS[layout.mode](_in_commit_order(changes), layout, lookup)
 
 

@@ -1,9 +1,9 @@
 """Key changes with unchanged TOAST values: find the changes of other keys that a part of an epoch needs.
 
-An update that changes the key is a delete of the old key and an insert of the new one, with the next ordinal.
-Unchanged columns of the insert have the values of the row with the old key, so a task that applies the new
-key also needs the changes of the old one. Either all keys connected by such key changes are in one part
-(`join_keys`), or a part also reads the changes of other keys that it needs (`find_needed`).
+An update that changes the key is a delete of the old key, followed by an insert of the new key with the next
+ordinal. Unchanged columns of the insert have the values of the row with the old key, so a task that applies
+the new key also needs the changes of the old key. There are two ways: all keys that such key changes connect
+are in one part (`join_keys`), or a part also reads the changes of other keys that it needs (`find_needed`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from penstock.sinks.modes import Layout
 from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind, take
 
 Owns = Callable[[Hashes], Bools]
-"""Function that returns which keys belong to a part, by their hashes (see `Part.owns`)."""
+"""Function that returns a mask of the keys that belong to a part, from the hashes of the keys (`Part.owns`).
+"""
 
 _PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
 
 HELPER = "_helper\0"
-"""Column that marks changes of keys of another part. They are read only because values of their rows moved to
-keys of this part. No source column can have this name.
+"""Column that marks changes whose keys belong to another part. The part reads them only because values of
+their rows moved to its own keys. No source column can have this name.
 """
 
 CONNECTED_ROWS = 2_000_000
@@ -69,8 +70,8 @@ class ConnectedLimit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedKeys:
-    """Hashes of keys that must be in one part with other keys, ascending (`hashes`), and for each of them the
-    hash that represents the connected keys (`roots`).
+    """Keys that must be in the same part as other keys. `hashes` has the hashes of these keys, ascending.
+    `roots` has for each of them the hash that represents all keys connected with it.
     """
 
     hashes: Hashes
@@ -117,8 +118,8 @@ def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
 
 
 def _numbered_keys(rows: pa.Table, layout: Layout, before: int) -> tuple[Hashes, Hashes]:
-    """For each of `rows`: the number (see `_change_numbers`) of the change that is `before` ordinals earlier,
-    and the hash of the row's key.
+    """Return two arrays with one value for each of `rows`: the number (see `_change_numbers`) of the change
+    that is `before` ordinals earlier, and the hash of the row's key.
     """
     hashes, versions, ordinals = _identify(rows, layout)
     return _change_numbers(versions, ordinals - before), hashes
@@ -165,13 +166,13 @@ class NeededKeys:
 def find_needed(
     read: Callable[[], Iterable[pa.Table]], layout: Layout, owns: Owns, limit: ConnectedLimit
 ) -> NeededKeys:
-    """Find the changes of other keys that a part needs: if values moved from a key to a key of the part, the
-    changes of that key up to the delete that is half of the key change.
+    """Find the changes of other keys that a part needs. If values moved from another key to a key of the
+    part, the part needs the changes of the other key, up to the delete that is half of the key change.
 
-    Values may have moved to that key by an earlier key change, so chains of key changes are followed. If all
+    The other key may have got values by an earlier key change, so chains of key changes are followed. If all
     key changes with unchanged values fit into memory, the changes are read twice. Otherwise the search is
-    repeated until it finds no further key change, usually once. Each repetition reads all changes, but holds
-    only the needed key changes in memory.
+    repeated until it finds no further key change. Each repetition reads all changes, but holds only the
+    needed key changes in memory.
     """
     moves = _load_moves(read, layout)
     if moves is not None:
@@ -182,9 +183,9 @@ def find_needed(
 
 
 def _load_moves(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> tuple[Hashes, ...] | None:
-    """The key changes with unchanged values, latest first, as four columns: hash of the new key; hash,
-    version and ordinal of the delete of the old key. None if there are too many, or if two have the same
-    number.
+    """Return the key changes with unchanged values, latest first, as four columns: hash of the new key; hash,
+    version and ordinal of the delete of the old key. Returns None if there are too many key changes, or if
+    two of them have the same number (see `_change_numbers`).
     """
     inserts, count = [], 0
     for rows in read():
@@ -214,9 +215,9 @@ def _load_moves(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> tuple
 
 
 def _follow_moves(moves: tuple[Hashes, ...], owns: Owns) -> tuple[Hashes, Rows, Rows]:
-    """Hash, version and ordinal of the deletes whose values a part needs. If a key is needed up to one of its
-    changes, its earlier changes are needed too, so one pass from the latest key change to the first is
-    enough.
+    """Return hash, version and ordinal of the deletes whose values a part needs. A part that needs one change
+    of a key also needs the earlier changes of that key. So one pass from the latest key change to the first
+    is enough.
     """
     mine = owns(moves[0])
     needed: set[int] = set()

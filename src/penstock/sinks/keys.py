@@ -1,10 +1,10 @@
 """Codes and hashes of keys. Equal keys have equal codes within a task, and equal hashes in every file,
 process and run.
 
-Keys are compared as Postgres does: NaN equals NaN, minus zero equals zero, null equals null. Where the
-column's type cannot hold a value, the column is null and its text in `_exact` is part of the key.
+Keys are compared as in Postgres: NaN equals NaN, and minus zero equals zero. Null equals null. If a column's
+type cannot hold a value, the column is null, and the value's text in `_exact` is part of the key.
 
-A hash needs no other rows, unlike a code, so a file can be hashed piece by piece.
+A hash depends on its own row only, unlike a code. So a file can be hashed piece by piece.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Codes = npt.NDArray[np.int64]
 _JOINT_LIMIT = 1 << 62
 _SPREAD = 4
 _NULL_BITS = 0x7FF8_0000_0000_0001
-"""A NaN that no computation returns. It represents null in the bits of floats."""
+"""The bits of a NaN that no computation returns. They represent null among the bits of floats."""
 
 
 def key_codes(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Codes]:
-    """For each table the codes of its rows' keys, comparable across the tables. They are at most a few times
-    the number of rows.
+    """Return, for each table, the codes of the keys of its rows. Codes are comparable across the tables. The
+    greatest code is at most a few times the number of rows.
 
-    `names` are the key columns. `_exact` is optional. Columns of different types are cast to the type in the
-    first table.
+    `names` are the key columns. `_exact` is optional. A column whose type differs between the tables is cast
+    to its type in the first table.
     """
     codes = np.zeros(sum(table.num_rows for table in tables), np.int64)
     for name in names:
@@ -74,7 +74,7 @@ def _texts(tables: Sequence[pa.Table], name: str) -> pa.ChunkedArray | None:
 
 
 def _joint(codes: Codes, others: Codes) -> Codes:
-    """One code for each pair of codes."""
+    """Return one code for each pair of a code in `codes` and a code in `others`."""
     if not len(codes) or not codes.any():
         return others
     width = int(others.max()) + 1
@@ -103,7 +103,9 @@ def _codes(column: pa.ChunkedArray) -> Codes:
 
 
 def _int_codes(column: pa.ChunkedArray) -> Codes:
-    """Values that are close together, such as those of a sequence, only need an offset."""
+    """Codes of integers. If the values are close together, such as those of a sequence, subtracting the
+    smallest one is enough.
+    """
     if len(column) and not column.null_count and not pa.types.is_uint64(column.type):
         parts = [_ints(chunk, chunk.type.to_pandas_dtype()) for chunk in column.chunks]
         values = np.concatenate(parts).astype(np.int64)
@@ -120,13 +122,13 @@ def _encoded(column: pa.ChunkedArray) -> Codes:
 
 
 def _ints(array: pa.Array, kind: npt.DTypeLike) -> npt.NDArray[np.int64]:
-    """The buffer of an array without nulls."""
+    """The values of an array without nulls, read from its buffer."""
     values = np.frombuffer(array.buffers()[1], kind) if len(array) else np.empty(0, kind)
     return values[array.offset : array.offset + len(array)]
 
 
 def _float_bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Equal bits for equal values."""
+    """The bits of floats, made equal for equal values: one zero, one NaN."""
     chunks = []
     for chunk in column.cast(pa.float64()).chunks:
         known = pc.fill_null(chunk, 0.0)
@@ -171,9 +173,9 @@ _FACTOR = 0x9E37_79B9_7F4A_7C15
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 _NULL = np.uint64(0x5851_F42D_4C95_7F2D)
 _LONGEST = 1024
-"""Longer texts are hashed by this many bytes."""
+"""Of a longer text, only this number of bytes at the start is hashed."""
 _BLOCK = 1 << 17
-"""Elements processed at once, as eight-byte words."""
+"""Number of elements that are hashed at once, as eight-byte words."""
 
 
 def key_hashes(rows: pa.Table, names: Sequence[str]) -> Hashes:
@@ -200,7 +202,7 @@ def _of_array(array: pa.Array) -> Hashes:
 
 
 def _of_values(array: pa.Array) -> Hashes:
-    """Hashes of values. Null slots may hold anything."""
+    """Hashes of the values of an array. The hashes of nulls are arbitrary."""
     kind = array.type
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64)
@@ -281,7 +283,7 @@ def _ragged(elements: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> Hashe
 
 
 def _powers(count: int) -> tuple[Hashes, Hashes]:
-    """Powers of the factor and of its inverse, at least `count` and one more."""
+    """At least `count` + 1 powers of the factor, and as many of its inverse."""
     return _powers_upto(1 << max(count, 15).bit_length())
 
 
@@ -307,7 +309,7 @@ def _mixed(words: Hashes) -> Hashes:
 
 
 def _fixed(array: pa.Array, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The buffer of fixed-width values."""
+    """The values of a fixed-width array, read from its buffer."""
     values = np.frombuffer(array.buffers()[1], kind)
     return values[array.offset : array.offset + len(array)]
 

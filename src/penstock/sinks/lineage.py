@@ -1,16 +1,17 @@
-"""Column lineage: identify columns from one schema version to the next, with hints from the DDL trigger, and
-map target columns to source columns.
+"""Column lineage: identify columns from one schema version to the next, with hints from the event trigger,
+and map target columns to source columns.
 
 A column is identified by its number in the catalog (`attnum`). A rename keeps the number, an added column
-gets the next one, and the number of a dropped column is never reused. The WAL stream has only names, in the
-order of the numbers. Between a known schema and the current catalog, a version with n columns may be any
-choice of n numbers that is consistent: a column that exists before and after exists in between, and columns
-are added in the order of their numbers. If exactly one choice is consistent, it is the result, whatever the
-names are. Otherwise the numbers are unknown: equal names prove nothing.
+gets the next number, and the number of a dropped column is never reused. The WAL stream has only the column
+names, in the order of the numbers. So the column numbers of a schema version have to be inferred from an
+earlier schema with known numbers and from the current catalog. A version with n columns can have every set of
+n numbers that fits both: a column that exists before and after also exists in between, and columns are added
+in the order of their numbers. If exactly one set fits, it is the result, whatever the names are. Otherwise
+the numbers are unknown, because equal names prove nothing.
 
-All functions are pure. A DDL message is in the transaction that altered the table. Between two transactions,
-the last message gives the columns. Within a transaction, the order of messages and changes is unknown, so a
-result counts only if it is the same for all possible orders.
+All functions are pure. The event trigger writes a message in the transaction that alters a table. Between two
+transactions, the last message gives the columns. Within a transaction, the order of messages and changes is
+unknown, so a result counts only if it is the same for all possible orders.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.schema import Column, TableSchema
 from penstock.spool.reader import FileSlice
 
 Numbers = tuple[int, ...]
-"""Column numbers in the order of the table, which is ascending."""
+"""Column numbers (`attnum`) in the order of the table's columns, which is ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,28 @@ class Numbering:
 
     live: Numbers
     width: int
-    """The greatest number given out so far."""
+    """The greatest column number that the table has used so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlHint:
-    """Columns that the DDL trigger reported for a schema version."""
+    """The column numbers that the event trigger reported for one schema version, and before it."""
 
     before: tuple[Numbers, ...] = ()
-    """The columns at times between the previous version and this one."""
+    """The column numbers that the table had at times between the previous version and this one."""
     numbers: Numbers | None = None
+    """The column numbers of the version; None if the messages do not determine them."""
 
 
 def trace(
     counts: Sequence[int], before: Numbering, now: Numbering, hints: Sequence[DdlHint] = ()
 ) -> list[Numbers | None]:
-    """The column numbers of successive schema versions between `before` and `now`; `counts` has the number of
-    columns of each. None: there are several answers, or none, because the publication changed as well.
+    """Infer the column numbers of successive schema versions between `before` and `now`. `counts` has the
+    number of columns of each version. The result for a version is None if several sets of numbers fit, or if
+    none fits because the publication changed as well.
 
-    `hints` are the hints for each version. They are ignored if they are inconsistent.
+    `hints` has one hint for each version. All hints are ignored if one of them has a number that the table
+    has not used yet.
     """
     known = [numbers for each in hints for numbers in (*each.before, each.numbers) if numbers is not None]
     if not hints or any(max(numbers, default=0) > now.width for numbers in known):
@@ -78,8 +82,8 @@ def trace(
 def _trace(
     counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering
 ) -> list[Numbers | None]:
-    """Trace the versions repeatedly until nothing changes, because each known version restricts its
-    neighbours.
+    """Add the inferable column numbers to `found`, the numbers that are known. Repeats until it finds no
+    more, because each known version restricts the versions next to it.
     """
     while True:
         known = list(found)
@@ -93,8 +97,8 @@ def _trace(
 
 
 def _last_known(earlier: Sequence[Numbers | None], before: Numbering) -> Numbering:
-    """A lower bound. A version does not show numbers that were given out and dropped, so its width is a
-    minimum.
+    """The last known columns before a version. Their width is a lower bound, because a version does not show
+    the numbers of columns that were already dropped.
     """
     known = [numbers for numbers in earlier if numbers is not None]
     width = max([before.width, *(numbers[-1] for numbers in known if numbers)])
@@ -102,7 +106,7 @@ def _last_known(earlier: Sequence[Numbers | None], before: Numbering) -> Numberi
 
 
 def _next_known(later: Sequence[Numbers | None], now: Numbering) -> Numbering:
-    """An upper bound, with the greatest possible width."""
+    """The next known columns after a version. Their width, that of the current catalog, is an upper bound."""
     return Numbering(next((numbers for numbers in later if numbers is not None), now.live), now.width)
 
 
@@ -112,7 +116,7 @@ def _between(count: int, before: Numbering, after: Numbering) -> Numbers | None:
         return None
     dropped = [number for number in before.live if number not in stayed]
     added: list[int] = []
-    """Columns that exist afterwards, and therefore since they were added."""
+    """New columns that exist in `after`, and therefore at all times since they were added."""
     passing: list[int] = []
     choices = [_choice(count, [*stayed], dropped)]
     for number in range(before.width + 1, after.width + 1):
@@ -123,8 +127,8 @@ def _between(count: int, before: Numbering, after: Numbering) -> Numbers | None:
 
 
 def _choice(count: int, certain: Sequence[int], possible: Sequence[int]) -> Numbers | None:
-    """Choose `count` columns, including all certain ones: the numbers; empty if there are several choices;
-    None if there is none.
+    """Choose `count` columns, among them all `certain` ones. Returns their numbers; an empty tuple if there
+    are several choices; None if there is no choice.
     """
     rest = count - len(certain)
     if not 0 <= rest <= len(possible):
@@ -134,8 +138,8 @@ def _choice(count: int, certain: Sequence[int], possible: Sequence[int]) -> Numb
 
 @dataclass(frozen=True, slots=True)
 class OriginColumn:
-    """A source column as of the last schema change, and its name in the target; None: the target does not
-    have it.
+    """A source column as of the last schema change, and the name of its column in the target. `target` is
+    None if the target does not have the column.
     """
 
     name: str
@@ -158,7 +162,9 @@ class OriginColumn:
 @dataclass(frozen=True, slots=True)
 class Origin:
     columns: Mapping[int, OriginColumn]
-    """By number, in the order of the table. Dropped columns that the target still has are not included."""
+    """The source's columns by column number, in the order of the table. Columns that the source has dropped
+    are not included, even if the target still has them.
+    """
     width: int
     heap: str
     """See `Attributes`."""
@@ -167,7 +173,9 @@ class Origin:
 
     @classmethod
     def of(cls, schema: TableSchema) -> Self | None:
-        """For a target that has all columns under their own names. None: the schema has no column numbers."""
+        """The origin of a new target with the columns of `schema`; None if the schema has no column numbers.
+        Source columns from which a transform derives the target's columns have no name in the target.
+        """
         attributes = schema.attributes
         if attributes is None or not attributes.width:
             return None
@@ -204,13 +212,15 @@ class Origin:
         return Numbering(tuple(self.columns), self.width)
 
     def is_shape_of(self, schema: TableSchema) -> bool:
-        """Whether names and declared types are the same. The columns may still differ."""
+        """Whether `schema` has the same column names and declared types. The column numbers may still differ,
+        so these need not be the same columns.
+        """
         return len(schema.columns) == len(self.columns) and all(
             known.is_like(column) for known, column in zip(self.columns.values(), schema.columns, strict=True)
         )
 
     def is_same(self, schema: TableSchema) -> bool:
-        """Whether `schema`, which has column numbers, has exactly the same columns."""
+        """Whether `schema` has the same columns: the same names, declared types and column numbers."""
         return (
             self.is_shape_of(schema)
             and schema.attributes is not None
@@ -218,8 +228,8 @@ class Origin:
         )
 
     def has_all_of(self, schema: TableSchema) -> bool:
-        """Whether, by the column numbers in `schema`, no column was added or dropped, so that at most names
-        changed.
+        """Whether the column numbers in `schema` show that no column was added or dropped. Names and types
+        may have changed.
         """
         attributes = schema.attributes
         return attributes is not None and (attributes.numbers, attributes.width) == (
@@ -235,20 +245,20 @@ class Origin:
 _log = logging.getLogger(__name__)
 
 MAX_HINT_BYTES = 1 << 20
-"""Maximum size of a hint. A table has at most 1,600 columns, with names of at most 63 bytes."""
+"""Maximum size of a message. A table has at most 1,600 columns, with names of at most 63 bytes."""
 _MAC_BYTES = 64
 _MAX_OID = (1 << 32) - 1
 _MAX_COLUMNS = 1_600
 _XID_BITS = (1 << 32) - 1
-"""The log has only these bits of a transaction id."""
+"""The WAL has only these bits of a transaction id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """The columns of a table, by number, from one transaction on."""
+    """The columns that a table has after the transaction at `position`: the names by column number."""
 
     oid: int | None
-    """None: a message was dropped, which may have been about any table."""
+    """The OID of the table. None if the capture dropped a message, which may have been about any table."""
     position: Position
     columns: Mapping[int, str]
 
@@ -256,7 +266,9 @@ class Alteration:
         return self.oid is None or self.oid == oid
 
     def numbers_of(self, schema: TableSchema) -> Numbers | None:
-        """The numbers of the columns of a version, if they are some or all of these columns; None if not."""
+        """The column numbers of a schema version. None if the version has a column that is not one of these
+        columns, or has them in another order.
+        """
         numbers = {name: number for number, name in self.columns.items()}
         if any(name not in numbers for name in schema.column_names):
             return None
@@ -269,18 +281,18 @@ class AlterationReader:
     content and size.
 
     A message is accepted only if it is signed with the key of the event trigger, and only in the transaction
-    that it names: a role that can read the WAL could repeat a signed message. Other messages are ignored; a
-    warning is logged for the first, the tenth, the hundredth and so on.
+    that it names, because a role that can read the WAL could repeat a signed message. Other messages are
+    ignored; a warning is logged for the first, the tenth, the hundredth and so on.
     """
 
     def __init__(self, prefix: str, key: bytes | None = None) -> None:
-        """Without `key`, which may be set later, all messages are ignored."""
+        """While `key` is None, all messages are ignored. It may be set later."""
         self._prefix = prefix
         self.key = key
         self.ignored = 0
 
     def read(self, messages: Iterable[LogicalMessage]) -> list[Alteration]:
-        """Read messages in commit order."""
+        """Return the schema changes that accepted messages report. `messages` are in commit order."""
         found = []
         for message in messages:
             if message.prefix != self._prefix or message.position is None:
@@ -343,14 +355,16 @@ def _parse_columns(columns: list[object]) -> dict[int, str] | None:
 def resolve_attnums(
     slices: Sequence[FileSlice], alterations: Sequence[Alteration], first: Mapping[int, str]
 ) -> list[DdlHint]:
-    """The hint for each of `TableChanges.schemas`; `first` has the columns before all changes."""
+    """Return the hint for each of `TableChanges.schemas`. `first` has the columns that are assumed before the
+    first message: the names by column number.
+    """
     hints: list[DdlHint] = []
     for version, group in groupby(slices, key=lambda slice: slice.file.schema):
         files = [slice.file for slice in group]
         start, end = min(file.min_position for file in files), max(file.max_position for file in files)
         before = [each for each in alterations if each.position < start]
         within = [each for each in alterations if start <= each.position <= end]
-        # The state before the first message is an assumption. It may contradict an answer, but never proves
+        # The columns before the first message are an assumption. It may disprove a result, but never proves
         # one.
         known = [each.numbers_of(version) for each in (*before[-1:], *within)]
         doubts = [] if before else [Alteration(version.oid, start, first).numbers_of(version)]

@@ -1,4 +1,4 @@
-"""Table modes and layouts: which rows and columns a target has, and what follows from that for its epochs.
+"""Table modes and layouts: which rows and columns a target has, and how its epochs are applied.
 
 | mode | a row of the target is | added columns |
 |---|---|---|
@@ -81,15 +81,15 @@ class Mode(StrEnum):
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
-        """The mode that a target stores.
+        """Parse the mode that a target stores.
 
-        Targets of versions before modes existed store none, and are mirrors.
+        Penstock versions before table modes existed stored none, so a target without a mode is a mirror.
         """
         return cls("mirror" if text is None else text)
 
     @property
     def added_columns(self) -> tuple[pa.Field, ...]:
-        """The columns that follow the source's, `_exact` among them."""
+        """The columns that this mode adds after the source's columns, including `_exact`."""
         return _ADDED_COLUMNS[self.value]
 
     @property
@@ -98,38 +98,40 @@ class Mode(StrEnum):
 
     @property
     def adds_columns(self) -> bool:
-        """Whether it adds any column besides `_exact`.
+        """Whether this mode adds any column besides `_exact`.
 
-        A mode that adds none is treated as a mirror where the Postgres sink adopts a table, and where Spark's
-        MERGE writes a Delta table.
+        If it does, the Postgres sink cannot adopt a table with this mode, and Spark's MERGE cannot write a
+        Delta table with it.
         """
         return self.added_columns != (_EXACT_FIELD,)
 
     @property
     def is_log(self) -> bool:
-        """Whether each change becomes a row.
+        """Whether each change becomes one row of the target.
 
-        Rows are only added, and neither a key nor anything else identifies them.
+        Epochs then only add rows, and no column or key identifies a row.
         """
         return self is Mode.APPEND
 
     @property
     def keeps_past_rows(self) -> bool:
-        """Whether rows stay after their delete or update, so that an epoch has to look up the rows that it
-        changes.
+        """Whether the target keeps rows that the source has deleted or updated. If so, an epoch has to look
+        up the rows that it changes.
         """
         return self in (Mode.SOFT_DELETE, Mode.HISTORY)
 
     @property
     def can_resync(self) -> bool:
-        """Whether a new copy of the source loses nothing that the target holds."""
+        """Whether a resync loses no row of the target. Targets of other modes have rows that the source no
+        longer has.
+        """
         return self is Mode.MIRROR
 
     @property
     def live_flag(self) -> Flag | None:
-        """The flag of rows that the source has now.
+        """The flag of the rows that the source has now; None if the mode adds no such flag.
 
-        If it is None, `verify` compares all rows with the source, except those of a log.
+        If it is None, `verify` compares all rows with the source, except in an append table.
         """
         return Flag(DELETED, False) if self is Mode.SOFT_DELETE else self.current_flag
 
@@ -160,8 +162,8 @@ class Mode(StrEnum):
         return self.is_log
 
     def snapshot_values(self, fence: Position, time: datetime) -> dict[str, object]:
-        """The values of a snapshot's rows in the added columns, except `_exact`; `time` is the time of the
-        fence.
+        """The values that the rows of a snapshot have in the added columns, except in `_exact`. `time` is the
+        time of the fence.
         """
         if self is Mode.SOFT_DELETE:
             return {DELETED: False, DELETED_AT: None}
@@ -194,7 +196,9 @@ def mirrored(_: TableName) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a target table: the source's, and those that its mode adds. Sent to executors."""
+    """The columns of a target table: the source's columns, and the columns that its mode adds. Sent to
+    executors.
+    """
 
     columns: pa.Schema
     """The source's columns, with the types that they have in the target."""
@@ -216,8 +220,8 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of the target: `columns`, then those of the mode, with `_exact` last. Every field is
-        nullable.
+        """The schema of the target: `columns`, then the columns that the mode adds, with `_exact` last. Every
+        field is nullable.
         """
         return pa.schema([*self.columns, *self.mode.added_columns])
 
@@ -228,8 +232,9 @@ class Layout:
 
 
 def known_columns(layout: Layout, asked: Sequence[str]) -> list[str]:
-    """The columns that identify rows of the target, those of a lookup (`asked`), and added ones; without a
-    key all columns.
+    """The columns that are loaded first for the rows of a lookup: the columns that identify a row, the
+    columns that were looked up (`asked`), and the columns that the mode adds. Without a key, these are all
+    columns.
     """
     known = {*layout.identity, *asked, *layout.mode.added_names} if layout.key else set(layout.schema.names)
     return [name for name in layout.schema.names if name in known]

@@ -11,22 +11,24 @@ from penstock.change import EXACT, EXACT_TYPE
 
 
 def value_column(index: int) -> str:
-    """A column of the table, by number: no name of the table can then conflict with the names here."""
+    """The name of the column with the values of the table's column number `index`. It does not contain the
+    table's own column name, which could conflict with the other names in the file.
+    """
     return f"value_{index}"
 
 
 def match_column(index: int) -> str:
-    """A column of the key, by its place in the key."""
+    """The name of the column with the values of key column number `index`."""
     return f"match_{index}"
 
 
 def match_text_column(index: int) -> str:
-    """The exact text of a key value that its column's type cannot hold."""
+    """The name of the column with the exact texts of key values that the key column's type cannot hold."""
     return f"match_text_{index}"
 
 
 def text_column(index: int) -> str:
-    """A key value as the source reads it."""
+    """The name of the column with key values as text that the source can parse."""
     return f"text_{index}"
 
 

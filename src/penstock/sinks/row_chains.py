@@ -1,14 +1,15 @@
-"""Chains of changes to one row, across key changes too, and rows gathered in slices of bounded size.
+"""Chains of changes to one row, which may include key changes; and rows that are gathered in slices of
+bounded size.
 
 Changes are grouped by *chain* instead of by key. A chain begins with an insert, with the first change after a
-delete, or with a row of the target. An insert that is half of a key change with unchanged values continues
-the chain that the other half ends: the delete with the ordinal before it. Within a chain an unchanged value
-is the last value that was sent; if none was sent, only the target has it, under the key of the chain's first
-change.
+delete, or with the first change to a row of the target. A key change with unchanged values is a delete of the
+old key, followed by an insert of the new key with the next ordinal. Such an insert begins no chain: it
+continues the chain of the delete. Within a chain, an unchanged value is the last value that was sent. If none
+was sent, only the target has the value, in the row with the key of the chain's first change.
 
 An Arrow `string` array holds at most 2 GiB, and a Postgres value up to 1 GB, so two values may exceed one
-array; and rows of the target may be much larger than their changes. Sizes are therefore computed before rows
-are gathered, and no array exceeds a slice.
+array. Rows of the target may be much larger than their changes. Therefore the sizes of rows are computed
+before the rows are gathered, slices have at most `SLICE_BYTES`, and arrays at most `_ARRAY_BYTES`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def is_kind(changes: pa.Table, kind: ChangeType) -> Bools:
 
 
 def firsts_and_lasts(codes: Rows) -> tuple[Rows, Rows]:
-    """The first and the last row of every code, both ordered by code."""
+    """Return the first row and the last row with each code, both in the order of the codes."""
     count = int(codes.max()) + 1 if len(codes) else 0
     first, last = np.full(count, -1), np.full(count, -1)
     rows = np.arange(len(codes))
@@ -60,8 +61,8 @@ def firsts_and_lasts(codes: Rows) -> tuple[Rows, Rows]:
 
 
 class RowChains:
-    """Chains of `changes`, which are in commit order without truncates; `codes` are the numbers of their
-    keys.
+    """The chains of `changes`, which are in commit order and contain no truncates. `codes` has the code of
+    each change's key (see `key_codes`).
     """
 
     def __init__(self, changes: pa.Table, codes: Rows) -> None:
@@ -77,7 +78,7 @@ class RowChains:
 
     @property
     def incomplete_columns(self) -> frozenset[str]:
-        """The columns whose value is missing from some change."""
+        """The columns whose value is missing from at least one change."""
         return frozenset(self._unchanged)
 
     def first(self, rows: Rows) -> Rows:
@@ -85,10 +86,11 @@ class RowChains:
         return self._order[self._start[self._place[rows]]]
 
     def sources(self, rows: Rows, column: str | None = None) -> Rows:
-        """For each of `rows`, the change that carries the row's value right after it (for a delete, right
-        before it); -1 if no change of the epoch does.
+        """For each change in `rows`, the change that carries the value which the row has right after it (for
+        a delete: right before it); -1 if no change of the epoch carries it.
 
-        Without `column`, the result applies to all columns that are not in `incomplete_columns`.
+        With `column`, this is the value of that column. Without, the result applies to all columns that are
+        not in `incomplete_columns`.
         """
         travelled = ~self.is_delete
         if column in self._unchanged:
@@ -99,10 +101,11 @@ class RowChains:
         return np.where(found >= self._start[places], self._order[found], -1)
 
     def _sorted(self) -> tuple[Rows, Bools]:
-        """The changes ordered by chain, and which of them begin a chain."""
+        """Return the changes ordered by chain, and for each of them whether it begins a chain."""
         order = np.argsort(self.codes, kind="stable")
         begins = self.is_insert[order] | differs(self.codes[order])
-        # The insert between a delete and an update may have been rejected.
+        # A change after a delete begins a chain even if it is an update, because the insert between them may
+        # have been rejected.
         begins[1:] |= self.is_delete[order][:-1] & ~self.is_delete[order][1:]
         moved = self._moved()
         if not len(moved):
@@ -118,7 +121,7 @@ class RowChains:
         return order, differs(life[order])
 
     def _moved(self) -> Rows:
-        """Inserts with unchanged values, right after the other half of their key change."""
+        """Return the inserts with unchanged values that directly follow the delete of the same key change."""
         if not self._unchanged:
             return np.empty(0, np.int64)
         inserts = np.flatnonzero(self.is_insert & bools_of(self.changes.column(UNCHANGED).is_valid()))
@@ -132,14 +135,16 @@ class RowChains:
 
 
 def differs(values: Rows) -> Bools:
-    """Which values differ from the previous one."""
+    """A mask of the values that differ from the value before them. The first value always counts as
+    different.
+    """
     differs = np.ones(len(values), np.bool_)
     differs[1:] = values[1:] != values[:-1]
     return differs
 
 
 def unchanged_rows(column: pa.ChunkedArray) -> dict[str, Rows]:
-    """By column name, the rows whose `_unchanged` names it."""
+    """The rows whose `_unchanged` names a column, by the name of that column."""
     if column.null_count == len(column):
         return {}
     lengths = ints_of(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()))
@@ -149,10 +154,10 @@ def unchanged_rows(column: pa.ChunkedArray) -> dict[str, Rows]:
 
 
 SLICE_BYTES = 64 << 20
-"""Size of the rows that are built at a time, except for a single larger row."""
+"""Maximum size of the rows that are built at a time, except for a single larger row."""
 
 _ARRAY_BYTES = 1 << 30
-"""Size of one gathered array, except for a single larger value."""
+"""Maximum size of one gathered array, except for a single larger value."""
 _FIXED_BYTES = 16
 
 Sizes = npt.NDArray[np.float64]
@@ -163,7 +168,7 @@ def take(table: pa.Table, rows: Rows) -> pa.Table:
 
 
 def gather(column: pa.ChunkedArray, rows: Rows) -> pa.ChunkedArray:
-    """`column.take`, which fails if string chunks exceed 2 GiB together."""
+    """Like `column.take(rows)`, which fails if the column's string chunks exceed 2 GiB together."""
     sizes = value_sizes(column)[rows]
     if sizes.sum() <= _ARRAY_BYTES and (column.num_chunks == 1 or column.nbytes < _ARRAY_BYTES):
         return column.take(as_arrow(rows, pa.int64()))
@@ -172,7 +177,9 @@ def gather(column: pa.ChunkedArray, rows: Rows) -> pa.ChunkedArray:
 
 
 def _gather(column: pa.ChunkedArray, rows: Rows) -> list[pa.Array]:
-    """Gather values that fit into one array, from the chunks that have them."""
+    """Gather values that fit into one array together. Returns one array; or one array for each chunk, if
+    `rows` are in the order of the chunks.
+    """
     starts = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
     chunks = np.searchsorted(starts, rows, "right") - 1
     order = np.argsort(chunks, kind="stable")
@@ -214,7 +221,7 @@ def row_sizes(table: pa.Table) -> Sizes:
 
 
 def _cuts(sizes: Sizes, limit: int) -> Iterator[tuple[int, int]]:
-    """Split into runs of rows of at most `limit` bytes, or one row each."""
+    """Yield the bounds of runs of rows. A run has at most `limit` bytes, or is one larger row."""
     ends = np.cumsum(sizes)
     low = 0
     while low < len(sizes):
@@ -226,8 +233,8 @@ def _cuts(sizes: Sizes, limit: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRows:
-    """Rows to insert, built a slice at a time. `parts`: the size of each row, and the function that builds
-    rows by number.
+    """Rows to insert, which are built one slice at a time. Each of `parts` has the sizes of its rows, and a
+    function that builds rows from their numbers.
     """
 
     schema: pa.Schema
@@ -258,8 +265,8 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Requested rows of one row group of a file: their number, their approximate size, and a function that
-    reads columns of them.
+    """The rows that were requested from one row group of a file: their number, the approximate size in bytes
+    of each, and a function that reads the given columns of all of them.
     """
 
     count: int
@@ -269,15 +276,15 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """Rows of the target that a lookup found. The `known` columns identify them; whole rows are read on
-    demand.
+    """Rows of the target that a lookup found. `known` has at least the columns that identify the rows; `read`
+    reads whole rows on demand.
     """
 
     known: pa.Table
     numbers: Rows
-    """The numbers of the rows in `known`, as `read` counts them."""
+    """For each row of `known`, the row number to pass to `read`."""
     sizes: Sizes
-    """The sizes of the same rows."""
+    """For each row of `known`, the approximate size in bytes of the whole row."""
     read: Callable[[Rows], pa.Table]
 
     @classmethod
@@ -286,7 +293,9 @@ class StoredRows:
 
     @classmethod
     def load(cls, groups: Sequence[RowGroup], schema: pa.Schema, known: Sequence[str]) -> StoredRows:
-        """Read few rows completely; of many rows, first only the columns `known`."""
+        """Load the rows of `groups`. If there are few, all columns are read. If there are many, only the
+        columns `known` are read now, and whole rows on demand.
+        """
 
         def tables(names: Sequence[str]) -> pa.Table:
             empty = pa.schema([schema.field(name) for name in names]).empty_table()
@@ -298,7 +307,7 @@ class StoredRows:
         starts = np.cumsum([0, *counts])
 
         def read(rows: Rows) -> pa.Table:
-            """Each row group is read once if the rows are in order."""
+            """Read whole rows. Each row group is read only once if the rows are in order."""
             parts = [schema.empty_table()]
             at = np.searchsorted(starts, rows, "right") - 1
             bounds = [0, *(np.flatnonzero(at[1:] != at[:-1]) + 1).tolist(), len(rows)] if len(rows) else [0]
@@ -324,5 +333,5 @@ class StoredRows:
         )
 
     def take(self, rows: Rows) -> pa.Table:
-        """Whole rows, by their index in `known`."""
+        """Return whole rows. `rows` are indexes in `known`."""
         return self.read(self.numbers[rows])

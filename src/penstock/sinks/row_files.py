@@ -1,9 +1,9 @@
-"""Parquet data files of a target: write with per-column compression and statistics, open with errors that
-never quote their contents.
+"""Parquet data files of a target. Files are written with statistics, and with a compression that is chosen
+for each column. Errors in reading a file never quote its contents.
 
-zstd at level 1 is as fast as snappy and needs half the space. Only columns without repetitions, such as UUIDs
-or compressed or encrypted values, take longer than all other columns together. They are written without
-compression, which snappy would not improve either.
+zstd at level 1 is as fast as snappy and needs half the space. But compressing a column without repetitions,
+such as UUIDs or encrypted values, takes longer than compressing all other columns together. Such columns are
+written without compression, because snappy would not make them smaller either.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.sinks.base import SnapshotFile, SnapshotPlace
 _SAMPLE_BYTES = 64 << 10
 _WORTH_IT = 0.9
 
-# A dictionary beyond this size is not used: with more than a few thousand values it costs more time than it
-# saves space.
+# A column whose dictionary would exceed this size is written without one: a dictionary of more than a few
+# thousand values costs much time and saves little space.
 _DICTIONARY_BYTES = 32 << 10
 
 
@@ -44,7 +44,9 @@ def writer_options(sample: pa.Table) -> dict[str, Any]:
 
 
 def _repeats_nothing(column: pa.ChunkedArray) -> bool:
-    """Whether lz4, which finds only repetitions and is very fast, does not shrink the column."""
+    """Whether a column has no repetitions. lz4, which is very fast and finds only repetitions, then does not
+    shrink the column's first values.
+    """
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)) or not column.num_chunks:
         return False
     octets = column.chunk(0).buffers()[2]
@@ -55,13 +57,13 @@ def _repeats_nothing(column: pa.ChunkedArray) -> bool:
 
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:
-    """The leaf columns as Parquet counts them: each part of a nested column separately."""
+    """The paths of the leaf columns, as Parquet counts them. Each part of a nested column is a leaf."""
     leaves = as_written(schema).schema
     return [leaves.column(index).path for index in range(len(leaves.names))]
 
 
 def as_written(schema: pa.Schema) -> pq.ParquetFile:
-    """An empty file with these columns, in memory."""
+    """An empty Parquet file in memory with the columns of `schema`, as pyarrow writes them."""
     file = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), file)
     return pq.ParquetFile(pa.BufferReader(file.getvalue()))
@@ -69,12 +71,13 @@ def as_written(schema: pa.Schema) -> pq.ParquetFile:
 
 @contextmanager
 def open_data_file(path: str | Path) -> Iterator[pq.ParquetFile]:
-    """Raises `TargetFileLostError` if the file is missing or not Parquet, and `SinkError` for other errors
-    while it is read.
+    """Open a data file of the target. Raises `TargetFileLostError` if the file is missing or is not Parquet,
+    and `SinkError` for other errors during the block.
     """
     file: pq.ParquetFile | None = None
     try:
-        # Spark writes INT96 times, which have no unit. Nanoseconds cannot represent all of them.
+        # Spark writes INT96 times, which have no unit. pyarrow would read them as nanoseconds, which cannot
+        # represent all of them.
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
             yield file
     except FileNotFoundError as error:
@@ -99,7 +102,7 @@ _LONGEST_STATISTIC = 64
 
 
 def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int) -> SnapshotFile:
-    """Write rows to the file with the number `index`. No file is written for no rows."""
+    """Write rows to a new file whose name contains the number `index`. Without rows, no file is written."""
     # Each attempt needs its own name: a late or speculative attempt must not touch a file that may already be
     # part of the table.
     name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}.parquet"
@@ -133,7 +136,9 @@ def removed_on_failure(path: Path) -> Iterator[None]:
 
 
 def new_attempt() -> str:
-    """A name to include in all files that one attempt at an epoch writes."""
+    """Return a random name for one attempt at an epoch, which is part of the names of all files that it
+    writes.
+    """
     return secrets.token_hex(8)
 
 
@@ -148,7 +153,7 @@ def remove_attempt(directory: Path, attempt: str) -> None:
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], place: SnapshotPlace) -> Iterator[pa.Table]:
-    """Join small batches, so that a file has few row groups and memory holds one."""
+    """Join small batches, so that a file has few row groups. Memory holds one row group at a time."""
     held: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
@@ -164,7 +169,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], place: SnapshotPlace) -> Iter
 
 
 def _completed(batch: pa.RecordBatch, place: SnapshotPlace) -> list[pa.Array]:
-    """The columns of `batch` and the constant columns."""
+    """The columns of `place.schema`, from `batch` and from the constants in `place.values`."""
     values, given = dict(place.values), iter(batch.columns)
     return [
         pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
@@ -175,8 +180,8 @@ def _completed(batch: pa.RecordBatch, place: SnapshotPlace) -> list[pa.Array]:
 
 
 def renamed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns with the names of `schema`, also inside structs. Number and order are the same; types may be
-    wider.
+    """Give `columns` the names of `schema`, also inside structs, and its types, which may be wider. The
+    number and the order of the columns are the same.
     """
     columns = [_as_type(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -195,7 +200,9 @@ def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
 
 
 def _statistics(path: Path) -> str:
-    """Minimum and maximum by column, from the file's footer, for types with a plain order."""
+    """The statistics of a file in the format of the Delta log, from the file's footer. Only columns with
+    integer, date or short text bounds are included.
+    """
     metadata = pq.read_metadata(path)
     found: dict[str, tuple[object, object, int]] = {}
     for column in range(metadata.num_columns):
@@ -213,7 +220,9 @@ def _statistics(path: Path) -> str:
 
 
 def file_stats(rows: int, columns: Mapping[str, tuple[object, object, int]]) -> str:
-    """File statistics in the format of the log: minimum, maximum and null count by physical name."""
+    """File statistics in the format of the Delta log: minimum, maximum and null count by physical column
+    name.
+    """
     return json.dumps(
         {
             "numRecords": rows,

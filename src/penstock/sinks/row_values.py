@@ -1,5 +1,5 @@
-"""Row values after a change, taken from its chain of changes or from the target. Also maps changes of older
-schema versions to the target's columns.
+"""Values of rows after a change, taken from earlier changes to the same row (its chain) or from the target.
+Also mappings from the changes of older schema versions to the target's columns.
 """
 
 from __future__ import annotations
@@ -30,28 +30,33 @@ from penstock.sinks.row_chains import (
 )
 
 Lookup = Callable[[pa.Table | None], pa.Table | StoredRows]
-"""Returns rows of the target with these keys, as a table with `Layout.schema`. The argument has the key
-columns, and `_exact` with the exact texts of keys; None stands for all rows. It may return more rows. Of a
-history it returns current versions only, of a soft_delete table also deleted rows. Called at most once per
-epoch, and never for a mirror whose changes carry all values.
+"""Function that returns the rows of the target that have one of the given keys.
+
+The argument has the key columns, and `_exact` with the exact texts of keys. To expand the truncates of one of
+several source tables, it has the source column instead. None asks for all rows. The result has the columns of
+`Layout.schema` and may contain other rows too. A lookup in a history table returns only current versions, a
+lookup in a soft_delete table also deleted rows. `fold` makes at most one lookup, and none for a mirror whose
+changes carry all values.
 """
 
 
 def key_table(changes: pa.Table, rows: Rows, key: Sequence[str]) -> pa.Table:
-    """The keys of these rows; `_exact` contains only texts of key columns."""
+    """The keys of `rows`: the key columns, and `_exact` with the texts of the key columns only."""
     found = take(changes.select([*key, EXACT]), rows)
     return found.set_column(len(key), EXACT, _only_texts_of(found.column(EXACT), key))
 
 
 def live_rows(found: pa.Table | StoredRows, layout: Layout) -> StoredRows:
-    """The rows of a lookup without deleted rows and older versions."""
+    """The rows that a lookup found, without deleted rows and without older versions."""
     rows = StoredRows.of(found) if isinstance(found, pa.Table) else found
     flag = layout.mode.live_flag
     return rows if flag is None else rows.only(bools_of(rows.known.column(flag.column)) == flag.value)
 
 
 def check_found(met: Bools) -> None:
-    """Raise an error if the target lacks a row that it must have: values of that row would become NULL."""
+    """Raise an error if any of `met` is false, which means that the target lacks a row that it must have.
+    Values of that row would become NULL.
+    """
     if not met.all():
         raise ValuesMissingError(
             "a row that was copied or applied before is no longer in the target",
@@ -60,7 +65,7 @@ def check_found(met: Bools) -> None:
 
 
 def build_exact(texts: Mapping[str, pa.ChunkedArray], count: int) -> pa.Array:
-    """The column `_exact` of `count` rows, from the texts of each column."""
+    """Build the column `_exact` of `count` rows from the exact texts of each column."""
     names = list(texts)
     rows = {at: np.flatnonzero(bools_of(texts[name].is_valid())) for at, name in enumerate(names)}
     if not any(len(each) for each in rows.values()):
@@ -86,14 +91,16 @@ def _only_texts_of(exact: pa.ChunkedArray, names: Sequence[str]) -> pa.Array | p
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Rows of the target, and for each change of the epoch the row with its key; -1: none."""
+    """The rows of the target that a lookup found (`rows`). For each change of the epoch, `met` has the index
+    of the row with the same key, or -1 if there is none.
+    """
 
     rows: StoredRows
     met: Rows
 
     @classmethod
     def find(cls, changes: pa.Table, rows: Rows, layout: Layout, lookup: Lookup) -> Stored:
-        """Look up the keys of `rows`, which must be distinct."""
+        """Look up the keys of the changes `rows`. These keys must be distinct."""
         met = np.full(changes.num_rows, -1)
         if not len(rows):
             return cls(StoredRows.of(layout.schema.empty_table()), met)
@@ -108,15 +115,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """The sources of the values that rows have right after the changes `rows`, or had before a delete."""
+    """For each change in `rows`, the changes that carry the values which its row has right after it (for a
+    delete: right before it). -1 stands for a value that only the target has.
+    """
 
     layout: Layout
     chains: RowChains
     rows: Rows
     plain: Rows
-    """The changes that carry the values of most columns."""
+    """For each of `rows`, the change that carries the values of all columns that are not in `partial`."""
     partial: Mapping[str, Rows]
-    """The changes that carry the values of columns that are missing from some change."""
+    """The same for each column whose value is missing from some change of the epoch, by column name."""
 
     @classmethod
     def plan(cls, layout: Layout, chains: RowChains, rows: Rows) -> Values:
@@ -131,7 +140,7 @@ class Values:
 
     @property
     def incomplete(self) -> Bools:
-        """Which rows have a value that only the target has."""
+        """A mask of `rows`: whether some value of the row is only in the target."""
         incomplete = self.plain < 0
         for sources in self.partial.values():
             incomplete |= sources < 0
@@ -139,13 +148,15 @@ class Values:
 
     @property
     def bases(self) -> Rows:
-        """For each row, the change with the key under which the target has its old values."""
+        """For each of `rows`, the first change of its chain. Its key is the key that the row has in the
+        target, if the target has the row.
+        """
         return self.chains.first(self.rows)
 
     @property
     def looked_up(self) -> Rows:
-        """The changes whose keys have to be looked up, each key once. A chain that began in the epoch has no
-        row in the target.
+        """The changes whose keys have to be looked up in the target, one change for each key. A chain that
+        begins with an insert is left out, because the target does not have its row.
         """
         bases = self.bases[self.incomplete]
         return distinct(bases[~self.chains.is_insert[bases]])
@@ -157,8 +168,9 @@ class Values:
     def new_rows(
         self, stored: Stored, schema: pa.Schema, complete: Callable[[Values, pa.Table], pa.Table]
     ) -> NewRows:
-        """Build a row for each of `rows`: `build`, then `complete`. Rows are built in the order in which the
-        target has them, so that its files are read sequentially.
+        """The new rows, one for each of `rows`: `build` builds them, then `complete` adds the columns of the
+        mode, if any. They are in the order in which the target has their old versions, so that the target's
+        files are read sequentially.
         """
         met = np.where(self.incomplete, stored.met[self.bases], -1)
         ordered = self.only(np.argsort(met, kind="stable")) if len(stored.rows.numbers) else self
@@ -170,7 +182,7 @@ class Values:
         return NewRows(schema, ((ordered.sizes(stored), built),) if len(self.rows) else ())
 
     def sizes(self, stored: Stored) -> Sizes:
-        """The approximate sizes of the rows."""
+        """The approximate size in bytes of each row that `build` returns for `rows`."""
         changes = self.chains.changes
         sizes = np.append(row_sizes(changes.drop_columns(list(self.partial))), 0.0)[self.plain]
         for name, sources in self.partial.items():
@@ -180,7 +192,7 @@ class Values:
         )
 
     def build(self, stored: Stored) -> pa.Table:
-        """`layout.columns` and `_exact`, one row for each of `rows`."""
+        """Build one row for each of `rows`, with the columns `layout.columns` and `_exact`."""
         changes, layout = self.chains.changes, self.layout
         met = np.where(self.incomplete, stored.met[self.bases], -1)
         needed = distinct(met[met >= 0])
@@ -211,7 +223,7 @@ def _joined_column(changes: pa.Table, stored: pa.Table, name: str, rows: Rows) -
 
 
 def _columns_with_texts(exact: pa.ChunkedArray) -> list[str]:
-    """The columns that have texts in `_exact`."""
+    """The names of the columns that have texts in `_exact`."""
     if exact.null_count == len(exact):
         return []
     names = pa.chunked_array([chunk.drop_null().keys for chunk in exact.chunks], pa.string())
@@ -223,22 +235,24 @@ class View:
     """Maps changes of one schema version to the target's columns. Sent to the executors."""
 
     names: Mapping[str, str]
-    """Column names in the target by their name in the source at that time. Other columns are left out."""
+    """The column names in the target, by the source's column names in this schema version. Other columns of
+    the source are left out.
+    """
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """Columns that were added to the target later, with the default value of existing rows where it is not
-    NULL.
+    """The default values of columns that the target got after this schema version, by column name. Columns
+    whose default value is NULL are not included.
     """
     leaves_out: bool = False
-    """Whether the source had columns that are not among `names`."""
+    """Whether the source had columns, in this schema version, that are not among `names`."""
     source: str | None = None
-    """If several tables share one target: the column, among `fills`, that names the source table. A truncate
-    deletes only rows of its table.
+    """If several source tables share the target: the column, among `fills`, that names the source table of
+    each row. A truncate then deletes only the rows of the source table that it truncates. Otherwise None.
     """
 
     @property
     def is_plain(self) -> bool:
-        """Whether all columns have the same name in the target, and no column with a default value is
-        missing.
+        """Whether the changes need no mapping: all columns have the same name in the target, none is left
+        out, and none is set to a default value.
         """
         return (
             not self.fills
@@ -247,8 +261,8 @@ class View:
         )
 
     def renamed(self, changes: pa.Table) -> pa.Table:
-        """Spooled changes with the target's column names, also in the metadata columns. Other columns are
-        dropped.
+        """Return spooled changes with the target's column names, also inside the metadata columns. Columns
+        that are not in `names` are dropped.
         """
         metadata = [name for name in changes.column_names if name in METADATA_NAMES]
         own = {
@@ -270,7 +284,9 @@ class View:
 
 
 def renamed_lists(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array | pa.ChunkedArray:
-    """Lists of names, renamed. Lists that become empty are null."""
+    """Rename the column names in a column of lists, such as `_unchanged`. Names that are not in `names` are
+    dropped, and lists that become empty are null.
+    """
     if column.null_count == len(column):
         return column
     lists = column.combine_chunks()

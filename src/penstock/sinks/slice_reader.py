@@ -1,11 +1,12 @@
-"""Read spooled changes as one Arrow table, and split an epoch into steps and into tasks of bounded size. Does
-not use Spark.
+"""Read spooled changes as one Arrow table, and split an epoch into steps and into tasks of bounded size. This
+module does not use Spark.
 
 All changes of a key are in one task, so tasks divide the keys by hash. Changes that only add rows are divided
 by file.
 
-A table that waited for its snapshot, or was paused, may have more changes than one epoch should hold. It is
-applied in steps; after each step the target equals the source at that position, and stores that position.
+A table that waited for its snapshot, or was paused, may have more changes than one epoch should hold. These
+changes are applied in steps. After each step the target equals the source at the end position of the step,
+and stores that position.
 """
 
 from __future__ import annotations
@@ -50,26 +51,28 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of `count` parts of an epoch. Together they have each change once, and all changes of a key are in
-    one part.
+    """One of `count` parts into which the changes of an epoch are divided. All changes of a key are in the
+    same part.
 
-    Every part has the truncates, since they affect every key. The parts of a log are runs of changes instead.
-    An epoch with truncates is not divided if its mode looks up rows.
+    A truncate affects every key, so it is in every part. An epoch with truncates is not divided if rows have
+    to be looked up. In an append table, a part is a run of consecutive changes instead.
     """
 
     index: int
     count: int
     follows_moves: bool = False
-    """Keys that are connected by key changes with unchanged values are in the same part."""
+    """Whether the epoch has key changes with unchanged values, which need changes of other keys. If
+    `by_chains` is false, all keys that such key changes connect are in the same part (see `join_keys`).
+    """
     by_chains: bool = False
-    """Instead, a part also reads the changes of other keys from which values moved to its own keys, marked as
-    `HELPER`.
+    """Whether connected keys may be in different parts. A part then also reads the changes of other keys from
+    which values moved to its own keys, and marks these changes in the column `HELPER` (see `find_needed`).
 
-    Only for a mirror whose parts all look up rows in the target as it was before the epoch.
+    Allowed only for a mirror whose parts all look up rows in the target as it was before the epoch.
     """
 
     def owns(self, hashes: Hashes) -> Bools:
-        """Which keys are in this part, by their hashes."""
+        """A mask of the keys that are in this part. `hashes` are the hashes of the keys."""
         owns: Bools = hashes % np.uint64(self.count) == self.index
         return owns
 
@@ -80,10 +83,10 @@ def read_slices(
     part: Part | None = None,
     views: Mapping[TableSchema, View] = MappingProxyType({}),
 ) -> pa.Table:
-    """The selected changes in `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. Columns
-    missing from a file are null.
+    """Read the changes in `slices`, in the order of `slices`; with `part`, only the changes of that part. The
+    columns are `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null.
 
-    `views`: how to read the files of a schema version whose columns differ from the target's.
+    `views` has a mapping to the target's columns for each schema version with other columns than the target.
     """
     schema = _schema(layout)
     if part is None or part.count == 1:
@@ -100,7 +103,7 @@ def read_slices(
 def _read_part(
     slices: Sequence[FileSlice], layout: Layout, part: Part, views: Mapping[TableSchema, View]
 ) -> Iterator[pa.Table]:
-    """The changes of a part, one row group at a time."""
+    """Yield the changes of a part, one row group at a time."""
     groups = read_groups(slices, layout, views)
     if not part.follows_moves:
         yield from (select_part(rows, layout, part) for rows in groups)
@@ -124,21 +127,23 @@ def _read_part(
 def _key_groups(
     slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View]
 ) -> Iterator[pa.Table]:
-    """The changes with their key columns only."""
+    """Like `read_groups`, but with only the key columns and the metadata columns."""
     return read_groups(
         slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views
     )
 
 
 def in_order(changes: pa.Table) -> pa.Table:
-    """Sort changes into commit order. Slices of old rows are not in order."""
+    """Sort changes into commit order. The old rows of updates are in separate files, so they are not in
+    order.
+    """
     return changes.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
 
 
 def read_groups(
     slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View] = MappingProxyType({})
 ) -> Iterator[pa.Table]:
-    """Like `read_slices`, but one row group, or part of a large one, at a time."""
+    """Like `read_slices`, but yield one row group at a time, and a large row group in several pieces."""
     schema = _schema(layout)
     for slice in slices:
         yield from (_wanted(rows, slice, schema, views) for rows in _row_groups(slice, schema, views))
@@ -151,7 +156,9 @@ def _schema(layout: Layout) -> pa.Schema:
 def _run(
     slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapping[TableSchema, View]
 ) -> Iterator[pa.Table]:
-    """A run of the changes of a log. Positions of runs are counted in the files, before rows are filtered."""
+    """Yield the changes of one part of an append table. The bounds of the part are row numbers of the files,
+    counted before rows outside of the slices are removed.
+    """
     counts = [_count(slice) for slice in slices]
     low, high = (sum(counts) * at // part.count for at in (part.index, part.index + 1))
     start = 0
@@ -210,7 +217,7 @@ def _names(
 def _wanted(
     found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]
 ) -> pa.Table:
-    """Rows of a file with the target's columns, without rows outside the slice."""
+    """The rows of a file that are in the slice, with the target's columns."""
     view = views.get(slice.file.schema)
     constants: dict[str, object] = _constants(slice)
     if view is not None and not view.is_plain:
@@ -224,7 +231,9 @@ def _wanted(
 
 
 def _constants(slice: FileSlice) -> dict[str, object]:
-    """Metadata from the manifest, for a transaction that was open when its rows were written."""
+    """The metadata columns that are in the manifest instead of the file. A file that was written while its
+    transaction was open lacks the position and the time of the commit.
+    """
     file = slice.file
     if file.commit_version is None:
         return {}
@@ -262,7 +271,7 @@ def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:
 
 
 def changes_at(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bools:
-    """Which changes are in `names`, which has pairs of `_commit_version` and `_ordinal`."""
+    """A mask of the changes whose `_commit_version` and `_ordinal` are one of the pairs in `names`."""
     versions, ordinals = (ints_of(changes.column(name)) for name in (COMMIT_VERSION, ORDINAL))
     found = np.isin(versions, [version for version, _ in names])
     for row in np.flatnonzero(found).tolist():
@@ -271,7 +280,7 @@ def changes_at(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bools:
 
 
 def select_part(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKeys | None = None) -> pa.Table:
-    """One part of the changes. Of a log, `changes` must be all changes of the epoch."""
+    """Select the changes of one part. In an append table, `changes` must be all changes of the epoch."""
     if layout.mode.is_log:
         low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
         return changes.slice(low, high - low)
@@ -286,7 +295,7 @@ def select_part(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKey
 
 ROWS_A_TASK = 500_000
 BYTES_A_TASK = 128 << 20
-"""Maximum size of the changes in one task."""
+"""Maximum number and size of the changes for which one task is planned."""
 
 _ADDED_ROWS_A_TASK = 100_000
 
@@ -294,7 +303,7 @@ _ADDED_ROWS_A_TASK = 100_000
 def share_files(
     slices: Sequence[FileSlice], counts: ChangeCounts, parallelism: int
 ) -> list[tuple[FileSlice, ...]]:
-    """Divide changes that only add rows: each task streams some of the files."""
+    """Divide the files of changes that only add rows. Returns the files for each task."""
     wanted = max(min(-(-counts.rows // _ADDED_ROWS_A_TASK), parallelism), -(-counts.rows // ROWS_A_TASK), 1)
     count = min(wanted, len(slices))
     return [tuple(slices[at::count]) for at in range(count)]
@@ -303,15 +312,16 @@ def share_files(
 def plan_parts(
     slices: Sequence[FileSlice], counts: ChangeCounts, *, looks_up: bool, at_once: bool = False
 ) -> list[Part | None]:
-    """Divide the keys, one part for each task. If rows are looked up and the epoch has a truncate, which
-    affects all keys, there is one task.
+    """Divide the keys of an epoch into parts, one for each task. Returns `[None]` if one task should apply
+    all changes. That is always the case if rows are looked up (`looks_up`) and the epoch has a truncate,
+    because a truncate affects all keys.
 
     `at_once`: all parts see the target as it was before the epoch, so a part may need rows that another part
     deletes.
     """
     size = sum(
         slice.file.bytes for slice in slices
-    )  # equals the size in memory, since these files are not compressed
+    )  # the files are not compressed, so this is also their size in memory
     count = (
         1
         if counts.truncates and looks_up
@@ -323,8 +333,8 @@ def plan_parts(
 
 
 def step_ends(slices: Sequence[FileSlice], rows: int, end: Position) -> list[Position]:
-    """The ends of steps of about `rows` rows; the last is `end`. Neither a transaction nor a file is
-    split.
+    """Divide an epoch into steps of about `rows` rows. Returns the end position of each step; the last one is
+    `end`. No step splits a transaction or a file.
     """
     found: list[Position] = []
     later = _least_after(slices)

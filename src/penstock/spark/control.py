@@ -1,5 +1,5 @@
-"""Spark data source of a pipeline's control stream. The reader is imported lazily, since most users need only
-the name.
+"""Spark data source of a pipeline's control stream. The reader is imported lazily, since most importers need
+only `CONTROL_FORMAT`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Data source `format("postgres-cdc")`.
 
-Spark creates a new data source object whenever it needs one, even only for the schema, so these objects have
-no state; the readers do the work.
+Spark creates a new data source object whenever it needs one, even if only to ask for the schema. So these
+objects have no state; the readers do the work.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def register(spark: SparkSession) -> None:
     """Register `postgres-cdc` in this session. Needed only if Spark does not discover the module
     `pyspark_penstock`.
 
-    Pipelines register the control stream themselves: Spark rejects a name in one session that another active
-    session has registered, unless Spark discovered the source.
+    This does not register the control stream: a pipeline does that in its own session. Spark rejects the
+    registration of a name that another active session has registered, unless Spark discovered that data
+    source itself.
     """
     spark.dataSource.register(PostgresCdcSource)

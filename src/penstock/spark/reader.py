@@ -4,10 +4,10 @@ For each run of a query, Spark keeps one reader in one Python process on the dri
 in that process: the first call that needs them starts them, and they end with the process. Offsets are commit
 positions.
 
-The order of Spark's calls differs between versions. In all versions, when Spark calls `latestOffset`, every
-`end` that `partitions` has received belongs to a finished batch. So does the `start` of a range that is not
-empty. Only these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it
-is the last `end` that `partitions` received.
+The order of Spark's calls differs between versions. In all versions, two kinds of positions belong to
+finished batches: every `end` that `partitions` received before Spark calls `latestOffset`, and the `start` of
+a range that is not empty. Only these positions are acknowledged. Spark 4.2 passes the finished position to
+`latestOffset` as `start`. Spark 4.1 does not; there it is the last `end` that `partitions` received.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def position_of(value: Mapping[str, str]) -> Position:
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Offsets, admission and the embedded capture. Subclasses define the content of a batch and when it is
-    acknowledged.
+    """Implements the offsets, the limits of a batch and the embedded capture. Subclasses define the content
+    of a batch and when it is acknowledged.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        # Called twice, once only for pickling: open nothing here.
+        # Spark creates this object twice, once only to pickle it: open nothing here.
         self._options = {name.lower(): value for name, value in options.items()}
         self._admission = Admission.from_options(options)
         self._capture: CaptureThread | SpoolFollower | None = None
@@ -62,14 +62,14 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     # --------------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, str]:
-        """Position zero in every run, since Spark may call this again after a crash in the first batch. A
-        pipeline's targets store their positions.
+        """Position zero in every run, since Spark may call this again after a crash in the first batch. It is
+        not the start of a pipeline, whose targets store their positions.
         """
         return {"position": str(Position.ZERO)}
 
     def getDefaultReadLimit(self) -> Any:
-        """The default limit on rows, for Spark 4.2 and later. Spark passes on only one kind of limit, so this
-        class applies the limits on bytes and transactions.
+        """The default limit on rows, for Spark 4.2 and later. Spark supports only one kind of limit, so this
+        class itself applies the limits on bytes and transactions.
         """
         return ReadMaxRows(self._admission.rows)
 
@@ -77,17 +77,17 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """Called by Spark 4.2 and later, before any other method. The query ends after it has read every
         transaction that is committed at the time of this call.
 
-        Its last offset is the end of the segment with the last of these transactions. The server's current
-        position cannot be an offset: it may be inside a commit record, and confirming it would lose that
-        transaction.
+        The query's last offset is the end of the segment with the last of these transactions. The server's
+        current position cannot be an offset: it may be inside a commit record, and confirming it would lose
+        that transaction.
         """
         with connect(CaptureSettings.from_options(self._options).address) as connection:
             goal = current_position(connection)
         self._end_at(goal if self._goal is None else min(goal, self._goal))
 
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: Any = None) -> dict[str, str]:
-        """The end offset of the next batch, never before the last one. The first call after a batch has
-        finished acknowledges that batch; no other method does.
+        """The end offset of the next batch, never before the end of the previous batch. The first call after
+        a batch has finished acknowledges that batch.
         """
         reached = position_of(start) if start is not None else self._planned or Position.ZERO
         if reached > Position.ZERO:
@@ -119,8 +119,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if start == end:
             return []
         _, spool = self._running(position_of(start))
-        # After a crash, an earlier process may have planned the range, and a lost spool may have to be
-        # captured again first.
+        # After a crash, the range may have been planned by an earlier process. If the spool was lost since
+        # then, the changes first have to be captured again.
         self._wait_until(self._planned)
         return self._plan(spool, self._first(spool, position_of(start)), self._planned)
 
@@ -135,13 +135,15 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def _end_at(self, goal: Position) -> None:
         """End the query at the end of the segment that contains `goal`. On an idle database, the goal is
-        reached when the server reports that nothing else commits before it.
+        reached when the server reports that no other transaction commits before it.
         """
         self._goal = goal
         self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
 
     def _offset(self, position: Position) -> dict[str, str]:
-        """Spark compares offsets as JSON text, so the key order and the format are fixed."""
+        """The offset for a position. Spark compares offsets as JSON text, so the key order and the format are
+        fixed.
+        """
         return {"position": str(position)}
 
     # --- for subclasses -------------------------------------------------------------------------------------
@@ -158,8 +160,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return begin if begin is not None and reached == Position.ZERO else reached
 
     def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of a batch that the limits allow up to `planned`. A subclass may return an earlier
-        position, or `start` for no batch now.
+        """The end of the next batch, for which the limits allow at most `planned`. A subclass may return an
+        earlier position, or `start` to start no batch now.
         """
         return planned
 
@@ -180,7 +182,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             self._spool = SpoolReader(settings.spool)
             self._capture = SpoolFollower(settings) if settings.is_separate else open_capture(settings)
             _end_on_sigterm()
-            # Send the last confirmation however this process exits: the capture's thread is a daemon.
+            # However this process exits, stop the capture, which then sends its last confirmation: its thread
+            # is a daemon.
             atexit.register(self._capture.stop)
             self._capture.start()
         return self._capture, self._spool
@@ -204,17 +207,17 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
 
 def _segment_end_at(spool: SpoolReader, position: Position) -> Position | None:
-    """The first possible end of a batch at or after `position`."""
+    """The end of the first segment that ends at or after `position`; None if there is no such segment yet."""
     return min((segment.end for segment in spool.segments() if segment.end >= position), default=None)
 
 
 def _end_on_sigterm() -> None:
-    """Raise SystemExit on SIGTERM, with which Spark ends this process. Without it, the slot would stay active
-    until the server notices that this process is gone.
+    """Install a handler that raises SystemExit on SIGTERM, the signal with which Spark ends this process.
+    Without the handler, the slot would stay active until the server notices that this process is gone.
 
-    The exception unwinds to Spark's loop, which calls `stop()`. The handler itself stops nothing: it may run
-    while this thread holds the lock that stopping needs. Spark sends the signal twice. The second one is
-    ignored, since it would interrupt the capture's last confirmation.
+    The exception unwinds to Spark's loop, which calls `stop()`. The handler itself does not stop the capture:
+    it may run while this thread holds the lock that stopping needs. Spark sends the signal twice. The handler
+    ignores the second signal, which would interrupt the capture's last confirmation.
     """
     is_ending = False
 
@@ -233,8 +236,8 @@ class ControlStreamReader(SpoolStreamReader):
     offset log.
 
     It never acknowledges batches: the pipeline releases the positions that its targets have reached. Its
-    offsets contain the run's id, so that every run begins with a batch, in which tables whose applied
-    position is before the checkpoint's catch up.
+    offsets contain the run's id, so every run begins with a batch. In this batch, tables catch up whose
+    applied position is before the position in Spark's checkpoint.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -250,8 +253,8 @@ class ControlStreamReader(SpoolStreamReader):
         return {"position": str(position), "run": self._options.get("run", "")}
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """Start at the beginning of the spool if the checkpoint is older. The pipeline detects holes itself,
-        from its targets' positions.
+        """The position to read from: `reached`, or the beginning of the spool if that is later. The pipeline
+        itself detects holes, from the positions of its targets.
         """
         begin = spool.start
         return begin if begin is not None and reached < begin else reached

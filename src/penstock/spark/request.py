@@ -1,8 +1,9 @@
 """Parse the options of one use of the source, and run queries until all available changes are read.
 
-Spark 4.2 and later do that with `Trigger.AvailableNow`. Under that trigger, Spark 4.1 runs exactly one batch
-of a Python source, and after a crash only the failed one. With 4.1, `available_now` therefore repeats the
-query until a run reads no change up to the position that the source had at the first start.
+Spark 4.2 and later read all available changes with `Trigger.AvailableNow`. Under that trigger, Spark 4.1 runs
+exactly one batch of a Python source, and after a crash only the failed batch. With Spark 4.1, `available_now`
+therefore repeats the query. Every run ends at the position that the source had before the first run; the last
+run is the one that reads no further change.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ def available_now(
     query.
 
     `write` gets the stream and returns its writer, with sink and checkpoint but without a trigger. It is
-    called once per run. Raises the error that ended a query. On Spark 4.1 the calling program itself must be
-    able to connect to the source.
+    called once per run of the query. Raises the error that ended a query. On Spark 4.1 the calling program
+    itself must be able to connect to the source.
     """
     is_once_enough = tuple(map(int, spark.version.split(".")[:2])) >= (4, 2)
     chosen = dict(options) if is_once_enough else {**options, "endingPosition": _now(options)}
@@ -214,8 +215,8 @@ def _now(options: Mapping[str, str]) -> str:
 
 
 def _has_moved(progress: Any) -> bool:
-    """Whether a batch read changes of this source. The query may have other sources too, which may always
-    have data.
+    """Whether the batch with this progress read changes of Penstock's source. Other sources of the query are
+    ignored, since they may always have data.
     """
     ours = [source for source in progress["sources"] if "position" in str(source["endOffset"])]
     return any(source["startOffset"] != source["endOffset"] for source in ours)

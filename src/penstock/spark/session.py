@@ -71,8 +71,8 @@ def _try_lock(file: Any) -> bool:
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Even without its UI, Spark keeps the UI's data, including plans, by default of the last 1,000 queries,
-    # jobs and stages.
+    # Even without its UI, Spark keeps the data for the UI, including plans. Its default is to keep the last
+    # 1,000 queries, jobs and stages.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
@@ -84,11 +84,11 @@ _SETTINGS = {
     # Epochs are short and snapshots long; neither should wait for the other.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
-    # A control batch has no rows, so few of its logs are worth keeping.
+    # Batches of the control stream have no rows, so the logs of only a few batches are worth keeping.
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.metricsEnabled": "false",
-    # A run killed while it writes its first offset leaves a temporary file, which must not prevent the next
-    # start.
+    # A run that is killed while it writes its first offset leaves a temporary file. The file must not prevent
+    # the next start.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 
@@ -110,16 +110,16 @@ _DELTA_SETTINGS = {
 
 
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
-"""For a JVM that runs for a minute, as in the demo and in tests: compile quickly, not thoroughly, which saves
-a quarter of the time.
+"""Settings for a JVM that runs for a minute, as in the demo and in tests. They make it compile quickly
+instead of thoroughly, which saves a quarter of the time.
 
-The first setting alone reduces the code cache to a fifth, and calls fail in unexpected places when it is
-full. The second one restores its size.
+`TieredStopAtLevel=1` alone reduces the code cache to a fifth of its size, and calls fail in unexpected places
+when the cache is full. `ReservedCodeCacheSize` restores the size.
 """
 
 
 _LONGEST_SOCKET_DIRECTORY = 60
-"""In bytes: a socket path has at most 107, and Spark's file names take 42."""
+"""In bytes: a socket path has at most 107 bytes, of which Spark's file name takes 42."""
 
 _SECRET_NAME = re.compile("(?i)secret|password|token|access[.]?key")
 """Names of settings that Spark considers secret (`spark.redaction.regex`). Such a value is never passed as an
@@ -145,8 +145,8 @@ def build_session(
     the defaults.
 
     Without `master`, spark-submit's master is used, or `local[*]` if spark-submit did not start this process.
-    Under spark-submit, pass settings that only apply before the JVM starts, including `packages`, as its own
-    options. A secret in `conf` is set after the JVM has started, and is never a process argument.
+    Under spark-submit, pass settings that only apply before the JVM starts, including `packages`, as options
+    of spark-submit. A secret in `conf` is set after the JVM has started, and is never a process argument.
 
     With `log`, all output of the JVM and its workers goes to that file instead of the terminal.
     """
@@ -199,7 +199,8 @@ def one_download_at_a_time(settings: Mapping[str, str]) -> Iterator[None]:
     """Keep other processes of this user from downloading Spark packages during the block.
 
     Spark's package manager, Ivy, does not lock its cache: if two JVMs download the same file, both fail. If
-    all packages of `settings` are present, this waits for a running download but does not exclude others.
+    all packages of `settings` are already in the cache, this waits for a running download, but does not
+    prevent downloads during the block.
     """
     coordinates = [
         each.strip() for each in settings.get("spark.jars.packages", "").split(",") if each.strip()
@@ -224,8 +225,8 @@ def _jar_name(coordinate: str) -> str:
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM with the settings that are not secret: PySpark passes all settings known at this point as
-    process arguments.
+    """Start the JVM with `settings`, which must not contain secrets: PySpark passes all settings known at
+    this point as process arguments.
     """
     made = SparkConf(loadDefaults=False)
     for name, value in settings.items():
@@ -234,8 +235,8 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def _unix_sockets() -> dict[str, str]:
-    """Settings that put the sockets between the JVM and Python into a directory of this user. Unix sockets
-    save some 80 ms per micro-batch.
+    """Settings that put the sockets between the JVM and Python into a directory of this user; empty if there
+    is no directory with a path that is short enough. Unix sockets save some 80 ms per micro-batch.
 
     Spark does not authenticate clients of such a socket. By default it creates the socket in the temporary
     directory, where any user can connect. On a cluster the directory does not exist on every machine; workers
@@ -253,10 +254,10 @@ def _unix_sockets() -> dict[str, str]:
 def _leave_out_checksums(session: SparkSession) -> None:
     """Do not write Hadoop's checksum files on local disks.
 
-    Hadoop writes a checksum file next to each file, and starts a chmod process for each of the two. The
-    second one costs 20 ms per epoch of an Iceberg table, and nearly as much per batch of the stream's logs.
-    Without it, Hadoop's readers no longer detect that a disk has corrupted such a file. Other readers ignore
-    the checksums, and most file systems have none.
+    Hadoop writes a checksum file next to each file, and starts a chmod process for each of the two files. The
+    chmod of the checksum files costs 20 ms per epoch of an Iceberg table, and nearly as much per batch of the
+    stream, for its logs. Without checksum files, Hadoop's readers no longer detect that a disk has corrupted
+    a file. Other readers ignore these checksums, and Hadoop writes none on most other file systems.
     """
     context: Any = session.sparkContext
     jvm, conf = context._jvm, context._jsc.hadoopConfiguration()  # noqa: SLF001

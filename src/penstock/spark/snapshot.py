@@ -2,7 +2,8 @@
 its chunks to tasks.
 
 Publication and slot must exist before the snapshot is exported. The exported snapshot lives as long as its
-connection in this process; tasks import it by name. `SnapshotPlan` describes how a lost snapshot continues.
+connection in this process; tasks import it by name. `SnapshotPlan` describes how the copy continues after the
+exported snapshot was lost.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class ChunkPartition(InputPartition):
 
     address: SourceAddress
     snapshot: str | None
-    """None if a single task reads everything and takes its own snapshot."""
+    """Name of the exported snapshot; None if a single task reads everything and takes its own snapshot."""
     chunk: Chunk
     fence: int | None
-    """None in a batch read, whose rows have no position."""
+    """Position of the rows; None in a batch read, whose rows have no position."""
     number: int
     reject_inexact: bool
 
@@ -86,8 +87,8 @@ class StreamSnapshot:
         return self._keep(SnapshotPlan(exported.fence, horizon, tuple(steps), keyless=keyless))
 
     def plan(self, fence: Position) -> SnapshotPlan:
-        """The plan of the snapshot at `fence`, which this process or an earlier one has made. Raises if the
-        spool has no such plan.
+        """The plan of the snapshot at `fence`, made by this process or an earlier one. Raises if the spool
+        has no such plan.
         """
         found = self._known()
         if found is None or found.fence != fence:
@@ -113,8 +114,8 @@ class StreamSnapshot:
         return found is not None and found.fence == fence
 
     def partitions(self, fence: Position, done: int, upto: int | None) -> list[ChunkPartition]:
-        """The steps after the first `done`, up to step `upto` or to the end. Spark has committed all earlier
-        ones.
+        """The partitions of the steps from index `done` to `upto` (exclusive; None: to the end). Spark has
+        committed all earlier steps.
         """
         plan = self.plan(fence)
         if not self._is_fit(plan, done, upto):
@@ -146,7 +147,7 @@ class StreamSnapshot:
         )
 
     def _is_fit(self, plan: SnapshotPlan, done: int, upto: int | None) -> bool:
-        """Whether the open snapshot can serve the next batch."""
+        """Whether the next batch can be read under the snapshot that is open now."""
         if self._held is None:
             return False
         is_old = time.monotonic() - self._held_since > self._request.hold_seconds
@@ -191,7 +192,7 @@ class StreamSnapshot:
         return self._keep(replanned)
 
     def _known(self) -> SnapshotPlan | None:
-        """The last plan of this consumer, which an earlier query may have stored."""
+        """The last plan of this consumer, which an earlier query may have stored; None if there is none."""
         if self._plan is None:
             self._plan = load_plan(self._settings.spool, self._request.consumer)
         return self._plan
@@ -208,7 +209,7 @@ class StreamSnapshot:
         return self._held
 
     def _inspect_heaps(self) -> dict[int, list[Step]]:
-        """The current steps of each heap."""
+        """The steps that read each heap as it is now, by OID of the heap."""
         steps: dict[int, list[Step]] = {}
         with connect(self._settings.address) as connection:
             planned = chunk_tables(

@@ -6,10 +6,10 @@ that another process can repeat a batch, and completed steps are not repeated. I
 of exported snapshots, which end with their connection.
 
 When a snapshot is lost, the remaining steps are read under a new one, later than the fence. No change is
-lost, since live changes start at the fence in any case. But a row may have moved from an unread block to a
-block that was already read, and the changes lack its unchanged TOAST values. So the new plan ends with a
-second read of all earlier blocks, for the few rows written since the first snapshot. A heap that was
-rewritten is read again completely.
+lost, since the stream of changes starts at the fence in any case. But a row may have moved from an unread
+block to a block that was already read, and the changes lack its unchanged TOAST values. So the new plan ends
+with a second read of all blocks that were already read. It returns only the few rows that were written since
+the first snapshot. A heap that was rewritten is read again completely.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Steps of a snapshot. `horizon` is the oldest transaction that was open at the first snapshot: rows
-    written since then have its id or a later one.
+    """Steps of a snapshot. `horizon` is the id of the oldest transaction that was open at the first snapshot:
+    rows written since then have this transaction id or a later one.
     """
 
     fence: Position
@@ -76,10 +76,11 @@ class SnapshotPlan:
     """
 
     def admit(self, done: int, max_rows: int | None, max_bytes: int | None) -> int:
-        """The number of completed steps after the next batch, at least one more if steps remain.
+        """The number of steps that are completed after the next batch. The batch has at least one step, if
+        any remain.
 
-        Heaps without a key have separate batches, so that a change of another heap never causes such a batch
-        to be repeated.
+        Heaps without a key are read in separate batches, so that a change of another heap never makes it
+        necessary to read rows without a key again.
         """
         limits = [
             limit
@@ -112,19 +113,19 @@ class SnapshotPlan:
 
         `heaps` has the current steps of each heap, by OID.
 
-        The batch up to `upto` may have been delivered, and then a sink skips its repetition. So this batch
-        counts as delivered: its steps keep their indexes (and become empty if the heap was rewritten), and
-        all other steps follow it. If `upto` is None, the batch has all remaining steps, and its steps may
-        change: if it was delivered, no step follows it.
+        The batch from `done` to `upto` may already be in the sink, which then skips its repetition. So the
+        new plan counts this batch as delivered: its steps keep their indexes (and become empty if the heap
+        was rewritten), and all other steps follow it. If `upto` is None, the batch has all remaining steps.
+        Its steps may then change: if the sink has the batch, the snapshot is complete.
 
-        No step of a `keyless` heap may remain, since its rows are as of the fence and are not read again. The
-        plan never becomes shorter, since a batch that was planned before must end at the same index.
+        No step of a `keyless` heap may remain, since the rows of such a heap are as of the fence and are not
+        read again. The plan never becomes shorter, since a batch that was planned before must end at the same
+        index.
         """
         first = done if upto is None else upto
         known = {step.heap for step in self.steps if step is not None and step.heap.oid not in keyless}
         gone = {heap for heap in known if not _is_unchanged(heap, heaps)}
-        # If the plan already has steps of the rewritten heap, and it was not rewritten again, it keeps those
-        # steps.
+        # If the plan already has steps of the heap as it is after the rewrite, the plan keeps those steps.
         rewritten = {heap.oid for heap in gone} - {heap.oid for heap in known - gone}
         repeated = [None if step is None or step.heap in gone else step for step in self.steps[done:first]]
         left = [

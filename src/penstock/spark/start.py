@@ -4,11 +4,11 @@ gaps.
 Offsets: `{"position": "0/0"}` before the start; `{"position": F, "chunk": 3}` after three steps of the
 snapshot at fence F; `{"position": P}` after every change up to P, and after the snapshot, if the query has
 one. The end offset of a first batch also has the kind of start, such as `"begins": "slot"`, since
-`startingPosition` may have another value when the batch is repeated. Offsets of earlier versions lack it; for
-them, the option applies.
+`startingPosition` may have another value when the batch is repeated. Offsets of earlier versions have no
+`begins`; for them, `startingPosition` applies.
 
-A query selects tables by name, so a renamed table is a gap too. The spool stores the tables that each query
-has observed.
+A query selects tables by name, so renaming a table causes a gap too. The spool stores the tables that each
+query has observed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NEW_QUERY = "start a new query, with a new checkpoint and a new target"
 """Hint for a query that cannot continue from its offset."""
 
 GIVEN = "position"
-"""The kind of start of a query with a user-supplied position."""
+"""The kind of start of a query whose `startingPosition` is a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def check_owner(settings: CaptureSettings) -> bool:
     spool has no owner yet.
 
     Call this before reading, releasing or planning anything in the spool. A capture checks the owner only
-    when it has locked the spool, and a query that reads a shared spool never does.
+    when it has locked the spool, and a query that reads a shared spool never locks it.
     """
     identity = load_identity(settings.spool)
     if identity is None:
@@ -166,9 +166,9 @@ def with_query_hints(settings: CaptureSettings) -> Iterator[None]:
 def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None:
     """Keep everything after `start` in spool and slot, or raise if it is no longer available.
 
-    An earlier query of the same consumer may have released later positions. The release is set to zero, which
-    keeps the whole spool, since `start` may be inside a commit record. It is set before the check, since
-    released segments may be deleted at any moment.
+    An earlier query of the same consumer may have released later positions. This sets the consumer's release
+    to zero, not to `start`, which may be inside a commit record. Zero keeps the whole spool. The release is
+    set before the check, since released segments may be deleted at any moment.
     """
     before = released_positions(settings.spool).get(consumer)
     set_released(settings.spool, consumer, Position.ZERO)
@@ -183,7 +183,9 @@ def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None
 
 
 def begin_now(settings: CaptureSettings) -> Position:
-    """Return the current end of WAL. The slot must exist."""
+    """The position at which a query with `startingPosition` `now` starts: the current end of WAL. The slot
+    must exist.
+    """
     with connect(settings.address) as connection:
         return insert_position(connection)
 
@@ -233,11 +235,13 @@ def _no_tables(connection: Connection, request: SourceRequest, settings: Capture
 
 
 CHECK_SECONDS = 30.0
-"""Interval of the checks of a running query. The next run detects gaps that these checks missed."""
+"""Interval at which a running query checks its tables. The next run detects gaps that these checks miss."""
 
 
 class TableWatch:
-    """Checks the tables of one query. Used only by the thread in which Spark calls the reader."""
+    """Checks that the stream misses no changes of the tables of one query. Used only by the thread in which
+    Spark calls the reader.
+    """
 
     def __init__(self, request: SourceRequest, check_seconds: float = CHECK_SECONDS) -> None:
         self._request = request
@@ -255,8 +259,8 @@ class TableWatch:
         self.check()
 
     def check(self) -> None:
-        """Raise if changes of a table may be missing. The first call checks; later calls check at most once
-        per interval.
+        """Raise if changes of a table may be missing. The first call checks the tables; later calls do so at
+        most once per interval.
         """
         if time.monotonic() < self._due:
             return

@@ -1,5 +1,5 @@
-"""The stream readers for users: the changes of one table, typed, or of many, as envelopes; optionally after a
-snapshot.
+"""The stream readers of `postgres-cdc`: the changes of one table as typed rows, or of many tables as
+envelopes; optionally after a snapshot.
 
 `startingPosition` defines the start of a new query. The end offset of the first batch stores it, because
 Spark may repeat that batch in another process. A snapshot is read in batches of heap blocks, under an
@@ -53,7 +53,9 @@ from penstock.worker import settle_worker
 _log = logging.getLogger(__name__)
 
 _ENDING_SECONDS = 30.0
-"""Time limit for an earlier run of the query to end, since its last confirmation is needed."""
+"""Time to wait until an earlier run of the query has ended, since the last confirmation of that run is
+needed.
+"""
 _PATIENCE_SECONDS = 60.0
 
 
@@ -101,7 +103,7 @@ class ChangeStreamReader(SpoolStreamReader):
         self._tables.check()
         if reached.chunk is not None:
             return self._admitted(reached, limit).to_document()
-        if self._snapshot is not None:  # its last batch is finished
+        if self._snapshot is not None:  # the last batch of the snapshot is finished
             self._snapshot.close()
         self._note_given(reached)
         self._settle_goal(reached.position)
@@ -211,8 +213,8 @@ class ChangeStreamReader(SpoolStreamReader):
 
     def _check_ownership(self, settings: CaptureSettings) -> None:
         """Check the owner of the spool and the consumer name, before anything in the spool is read or
-        released. Repeated until the spool has an owner: another query that started at the same time may
-        become the owner.
+        released. The check is repeated until the spool has an owner: another query that started at the same
+        time may become the owner.
         """
         self._is_owner_known = self._is_owner_known or check_owner(settings)
         self._lock = self._lock or ConsumerLock(settings.spool, self._request.consumer)
@@ -232,7 +234,9 @@ class ChangeStreamReader(SpoolStreamReader):
     # --- SpoolStreamReader ----------------------------------------------------------------------------------
 
     def _waiting(self) -> None:
-        """Wait for a separate capture that is not running; with a time limit if the query has an end."""
+        """Log a warning if the query needs a separate capture and it is not running. If the query has an end,
+        raise an error after a minute.
+        """
         settings = self._request.capture()
         missing = missing_capture(settings.spool) if settings.is_separate else None
         if missing is None:

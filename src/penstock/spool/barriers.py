@@ -46,19 +46,22 @@ class Barrier:
     beat: int = 0
 
     def cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of a batch from `start`, planned up to `planned`; `start` if the batch has to wait."""
+        """Return the position at which a batch from `start`, planned up to `planned`, must end; `start` if
+        the batch has to wait.
+        """
         if self.position is not None:
             return planned if self.position <= start else min(planned, self.position)
         if planned <= self.after:
             return planned
-        # `after` may be any address, also inside a commit record. Ends of segments are positions.
+        # `after` may be any address, even inside a commit record. The ends of segments are positions, so the
+        # batch ends at one of them.
         return max(
             (segment.end for segment in spool.segments() if start < segment.end <= self.after), default=start
         )
 
 
 class BarrierRequest:
-    """The owner's side of a barrier: a context manager whose file exists for the block.
+    """The owner's side of a barrier: a context manager whose file exists for the length of the block.
 
     A daemon thread increases the beat.
     """
@@ -129,13 +132,15 @@ class BarrierWatch:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """The end of the batch from `start`. Call it after `planned` was determined, never before."""
+        """Return the position at which the batch from `start` must end. Call it after `planned` was
+        determined, never before.
+        """
         for barrier in self.load():
             planned = barrier.cut(spool, start, planned)
         return planned
 
     def load(self) -> list[Barrier]:
-        """The barriers whose owners are alive. Deletes the files of the others."""
+        """Return the barriers whose owners are alive. Deletes the files of the others."""
         loaded = [_load(self._directory / file_name) for file_name in storage.list_files(self._directory)]
         found = [barrier for barrier in loaded if barrier is not None]
         now = self._clock()

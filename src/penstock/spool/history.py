@@ -1,14 +1,15 @@
 """Schema history: the schema versions of each table, and the position from which each version holds.
 
-Manifests contain the schemas of their own segment and are deleted with it. The history outlives them: by OID,
-it keeps the versions that a consumer may still read, and always the current one. The writer adds a version
-before it seals the first segment that uses it, so every schema in a segment is also in the history.
+Manifests contain the schemas of their own segment and are deleted with it. The history is kept longer. For
+each table, by OID, it has the versions that a consumer may still read, and always the current one. The writer
+adds a version before it seals the first segment that uses it, so every schema in a segment is also in the
+history.
 
-A version holds from the first transaction with a change under it. Several versions in one transaction have
-the same position and keep their order.
+A version holds from the first transaction that changed rows under it. Several versions in one transaction
+have the same position and keep their order.
 
-The file has one line per version and is append-only. An incomplete last line is left by a crash and ignored.
-The writer rewrites the file without unneeded versions when it starts, and when the file has doubled.
+The file has one line per version and is append-only. A crash may leave an incomplete last line, which is
+ignored. The writer rewrites the file without unneeded versions when it starts, and when the file has doubled.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class SchemaHistory:
         return self.tables.get(oid, ())
 
     def at(self, oid: int, position: Position) -> TableSchema | None:
-        """The schema at the end of the transaction at `position`; None if the table had no change up to
-        there.
+        """Return the schema at the end of the transaction at `position`; None if the table had no change up
+        to there.
         """
         versions = self.versions(oid)
         found = bisect_right(versions, position, key=lambda version: version.position)
@@ -85,7 +86,7 @@ class SchemaHistory:
         return versions[-1].schema if versions else None
 
     def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
-        """The keys, by OID, of tables with changes up to `position`.
+        """Return the keys, by OID, of tables with changes up to `position`.
 
         Later versions are ignored: a crash before a seal may have left them.
         """
@@ -93,7 +94,7 @@ class SchemaHistory:
         return {oid: schema.key for oid, schema in schemas.items() if schema is not None}
 
     def recorded(self, changes: Iterable[SchemaVersion]) -> SchemaHistory:
-        """The history with `changes` added; the same object if they add nothing.
+        """Return the history with `changes` added; the same object if they add nothing.
 
         `changes` are ordered and contain whole transactions. Changes that are captured again add nothing.
         """
@@ -108,8 +109,8 @@ class SchemaHistory:
         return SchemaHistory({**self.tables, **tables}) if tables else self
 
     def pruned(self, upto: Position) -> SchemaHistory:
-        """Drop versions that were replaced at or before `upto`, and tables whose name was taken by another
-        table before `upto`.
+        """Return the history without versions that were replaced at or before `upto`, and without tables
+        whose name was taken by another table before `upto`.
         """
         taken: dict[TableName, Position] = {}
         for versions in self.tables.values():
@@ -130,7 +131,9 @@ class SchemaHistory:
         storage.put(SpoolLayout(root).history, b"".join([_HEAD, *lines]))
 
     def added_to(self, before: SchemaHistory) -> list[SchemaVersion] | None:
-        """The versions appended to tables since `before`; None if the histories differ in any other way."""
+        """Return the versions appended to tables since `before`; None if the histories differ in any other
+        way.
+        """
         added: list[SchemaVersion] = []
         for oid, versions in self.tables.items():
             known = before.versions(oid)
@@ -147,7 +150,9 @@ class SchemaHistory:
 
 
 class HistoryRecorder:
-    """Adds versions to the history; used by the writer. A known schema object costs one comparison."""
+    """Adds versions to the history; used by the writer. Recording a known schema object takes only one
+    comparison.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -180,12 +185,14 @@ class HistoryRecorder:
         self._exists = True
 
     def _pruned(self, history: SchemaHistory) -> SchemaHistory:
-        """Drop versions that all consumers have released."""
+        """Return the history without versions that all consumers have released."""
         upto = released_by_all(self._root)
         return history if upto is None else history.pruned(upto)
 
     def _is_new(self, schema: TableSchema) -> bool:
-        """Compare by identity: a decoder returns the same object until the schema changes."""
+        """Whether the schema differs from the last one of its table. The comparison is by identity, since a
+        decoder returns the same object until the schema changes.
+        """
         is_new = self._latest.get(schema.oid) is not schema
         self._latest[schema.oid] = schema
         return is_new
@@ -201,7 +208,7 @@ def _by_table(changes: Iterable[SchemaVersion]) -> dict[int, dict[Position, list
 def _merged(
     versions: tuple[SchemaVersion, ...], position: Position, schemas: list[TableSchema]
 ) -> tuple[SchemaVersion, ...]:
-    """`versions` with those at `position` replaced by `schemas`, without repetitions."""
+    """Return `versions`, with those at `position` replaced by `schemas`, and without repetitions."""
     before = [version for version in versions if version.position < position]
     after = [version for version in versions if version.position > position]
     merged: list[SchemaVersion] = before
@@ -212,13 +219,13 @@ def _merged(
 
 
 def _needed(versions: tuple[SchemaVersion, ...], upto: Position) -> tuple[SchemaVersion, ...]:
-    """The version that holds right after `upto`, and all later ones."""
+    """Return the version that holds right after `upto`, and all later ones."""
     first = bisect_right(versions, upto, key=lambda version: version.position)
     return versions[max(0, first - 1) :]
 
 
 def _named_at(versions: tuple[SchemaVersion, ...]) -> Position:
-    """The position from which the table has had its current name."""
+    """Return the position from which the table has had its current name."""
     name = versions[-1].schema.name
     same_name = takewhile(lambda version: version.schema.name == name, reversed(versions))
     return min(version.position for version in same_name)

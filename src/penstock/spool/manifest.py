@@ -10,12 +10,13 @@ segments/<end>/         manifest.json and Parquet files; a directory without man
 open/<xid>/             pieces of open transactions
 consumers/<name>.json   released position of a consumer
 consumers/<name>.lock   locked by that consumer while it runs
-tables/<name>.json      how each table of that consumer was first added to the publication
+tables/<name>.json      recorded publication memberships of that consumer's tables
 records.json            acknowledged position of a record source
 ```
 
-The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and
-`table`, `oid`, `key` and `columns` as in a manifest. The versions of a table are in order.
+The history begins with a line that has the format, such as `{"format": 3}`. Then there is a line for each
+version: the `position` from which it holds, and `table`, `oid`, `key` and `columns` as in a manifest. The
+versions of a table are in order.
 
 A manifest covers the range `(start, end]` of the log: every transaction that committed there, and no other.
 It contains the schema of each table as of that range, so readers need neither the catalog nor a Parquet
@@ -43,12 +44,15 @@ from penstock.schema import Column, TableName, TableSchema
 FORMAT = 3
 """The format version of all files in a spool. Readers reject newer versions and read all older ones.
 
-2: a file may give its rows their xid, and a manifest may contain logical messages.
+Since version 2, a file may give its rows their xid, and a manifest may contain logical messages. Since
+version 3, a file may contain old rows.
 """
 
 MANIFEST = "manifest.json"
 TOMBSTONE = "manifest.json.deleted"
-"""Retention renames a manifest to this: the segment is deleted, and its files may be removed."""
+"""The name that retention gives the manifest of a deleted segment. The files of the segment may then be
+removed.
+"""
 
 _SEGMENT = re.compile(r"[0-9A-F]{16}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
@@ -104,22 +108,22 @@ class SpoolLayout:
         return self.consumers / f"{quote(name, safe='')}.json"
 
     def consumer_lock(self, name: str) -> Path:
-        """The lock file of the consumer with that name."""
+        """Return the lock file of the consumer with that name."""
         return self.consumers / f"{quote(name, safe='')}.lock"
 
 
 def parse_segment_name(name: str) -> Position | None:
-    """The end of the segment in the directory of this name; None if it is not a segment."""
+    """Return the end of the segment in the directory of this name; None if it is not a segment."""
     return Position.of(int(name, 16)) if _SEGMENT.fullmatch(name) else None
 
 
 def consumer_name(file_name: str) -> str | None:
-    """The consumer that a file belongs to; None for other files."""
+    """Return the name of the consumer that a file belongs to; None for other files."""
     return unquote(file_name.removesuffix(".json")) if file_name.endswith(".json") else None
 
 
 def change_file_name(start: Position, index: int, table: TableName) -> str:
-    """The name of a Parquet file in a segment.
+    """Return the name of a Parquet file in a segment.
 
     It contains the start, so that a re-captured segment has other file names.
 
@@ -143,12 +147,13 @@ class SegmentFile:
     min_position: Position
     max_position: Position
     commit_version: Position | None = None
-    """Position of the transaction whose rows were written before it committed; the column in the rows is
-    null.
+    """The position of the rows' transaction, if they were written before it committed. The column in the rows
+    is then null.
     """
     commit_timestamp: datetime | None = None
     xid: int | None = None
-    """Top-level xid of that transaction; the column in the rows may hold subtransactions.
+    """Top-level xid of the transaction that committed at `commit_version`; the column in the rows may contain
+    xids of subtransactions.
 
     None in spools of format 1.
     """

@@ -10,8 +10,9 @@ Memory is bounded for any number of transactions and tables. Rows are buffered u
 is finished, and its table continues in another file. The files need not survive a crash: the server sends an
 uncommitted transaction again.
 
-A rolled back transaction is deleted at once. For a rolled back subtransaction, only its xid is kept (four
-bytes). At the commit, files that contain rows of it are rewritten without them, one row group at a time.
+If a transaction is rolled back, its files are deleted at once. If a subtransaction is rolled back, only its
+xid is stored (four bytes). At the commit of the whole transaction, files that contain rows of the
+subtransaction are rewritten without them, one row group at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ ROW_GROUP_ROWS = 1 << 20
 class ChangeFile:
     """A Parquet file of changes.
 
-    `finish` returns its size. It is not durable: sealing the segment syncs it.
+    `finish` returns its size. The file is not durable yet: sealing the segment syncs it.
     """
 
     def __init__(self, path: Path, table: TableSchema) -> None:
@@ -108,7 +109,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class PrunedFile:
-    """The rewritten file. If it has no rows, it does not exist."""
+    """The rewritten file. If it has no rows, the file does not exist."""
 
     path: Path
     rows: int
@@ -121,7 +122,7 @@ def prune(
 ) -> PrunedFile | None:
     """Rewrite a file under another name without the rows of the subtransactions `aborted`.
 
-    None if it has no such row.
+    Returns None if the file has no such row.
 
     `aborted` is sorted. `counts` are those of the whole file. The new counts of moved rows and unreadable
     texts are upper bounds, because the remaining rows do not show which deletes and inserts were moves, and
@@ -195,7 +196,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Limit for the logical messages of all open transactions, which are kept in memory."""
 
 _COLUMN_BYTES = 256
-"""Memory of a column of a buffered batch without its values, which dominates in batches of a few rows."""
+"""The memory that a column of a buffered batch needs in addition to its values. In batches of a few rows it
+is most of the memory.
+"""
 
 
 @dataclass(slots=True)
@@ -220,21 +223,23 @@ class _Transaction:
     """The file for the next row, by the table's OID and `is_old`."""
     messages: list[LogicalMessage] = field(default_factory=list)
     dropped: dict[str, LogicalMessage] = field(default_factory=dict)
-    """By prefix, one empty message in place of all dropped messages."""
+    """By prefix, one empty message that replaces all dropped messages with that prefix."""
     aborted: array[int] = field(default_factory=lambda: array("I"))
     """The xids of rolled back subtransactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedPieces:
-    """The result of a committed transaction. Its files, all with rows, are still in `open/<xid>/`."""
+    """The files and messages of a committed transaction. All of the files have rows, and are still in
+    `open/<xid>/`.
+    """
 
     files: tuple[PieceFile, ...]
     messages: tuple[LogicalMessage, ...]
 
 
 class OpenPieces:
-    """All open transactions, by xid."""
+    """The pieces of all open transactions, by xid."""
 
     def __init__(self, layout: SpoolLayout, *, buffer_bytes: int, max_files: int) -> None:
         self._layout = layout
@@ -310,9 +315,10 @@ class OpenPieces:
     def _add_messages(
         self, xid: int, transaction: _Transaction, messages: tuple[LogicalMessage, ...]
     ) -> None:
-        """Any role may emit any number of messages.
+        """Add logical messages.
 
-        Those beyond the limit are dropped and replaced by an empty one per prefix.
+        Any role may emit any number of messages. So messages beyond the limit are dropped, and replaced by
+        one empty message per prefix.
         """
         for message in messages:
             size = _message_size(message)
@@ -324,7 +330,8 @@ class OpenPieces:
                     _log.warning(
                         "logical messages dropped", extra={"xid": xid, "limit_bytes": MAX_MESSAGE_BYTES}
                     )
-                # With the top-level xid: there may be as many savepoints as messages.
+                # The empty message gets the top-level xid, since the dropped messages may be of as many
+                # subtransactions.
                 transaction.dropped.setdefault(message.prefix, replace(message, content=b"", xid=xid))
 
     def _file(self, xid: int, transaction: _Transaction, batch: ChangeBatch) -> PieceFile:

@@ -34,7 +34,7 @@ class CaptureIdentity:
 
 
 def load_identity(root: Path) -> CaptureIdentity | None:
-    """The capture that the spool belongs to; None for a new spool."""
+    """Return the capture that the spool belongs to; None for a new spool."""
     data = storage.read(SpoolLayout(root).identity)
     if data is None:
         return None
@@ -65,13 +65,13 @@ def ensure_identity(root: Path, identity: CaptureIdentity) -> None:
     if found is not None and replace(found, timeline=identity.timeline) != identity:
         raise SpoolFormatError(
             f"the spool at {root} was captured for another source: {_difference(found, identity)}",
-            hint="choose another spool for this capture, or delete that directory if its changes are no "
-            "longer needed",
+            hint=f"choose another spool for this capture, or delete {root} if its changes are no longer "
+            "needed",
         )
     if found is None and storage.list_directories(SpoolLayout(root).segments):
         raise SpoolFormatError(
             f"the spool at {root} has segments, but its capture.json is missing, so their source is unknown",
-            hint="restore capture.json, or delete that directory if its changes are no longer needed",
+            hint=f"restore capture.json, or delete {root} if its changes are no longer needed",
         )
     storage.put(SpoolLayout(root).identity, json.dumps({"format": FORMAT, **asdict(identity)}).encode())
 
@@ -102,7 +102,7 @@ class SpoolLock(FileLock):
 
 
 class ConsumerLock(FileLock):
-    """The lock of the reader with one consumer name.
+    """The lock that allows only one reader per consumer name.
 
     A pipeline locks the same file in its JVM, which uses POSIX record locks, so both kinds of lock are
     acquired here.

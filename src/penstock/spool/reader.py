@@ -2,8 +2,9 @@
 
 Each change is returned exactly once. `SpoolRange` lists the file slices of a range by table.
 
-Segments may overlap if a range was captured again with other boundaries. They hold the same transactions, so
-either may be used. A file that extends beyond the wanted range has a filter.
+Segments may overlap if a range was captured again with other boundaries. Both segments contain the same
+transactions of the common range, so either may be used. A file that extends beyond the wanted range has a
+filter.
 
 Any number of readers may run, in any process, while the writer and retention run. A refresh costs one
 directory listing; only new manifests are parsed. Segments may disappear, and the spool may be deleted and
@@ -64,9 +65,11 @@ class TableRange:
 
     table: TableName
     slices: tuple[FileSlice, ...]
-    """Ordered as the changes."""
+    """The slices in the order of their changes."""
     counts: ChangeCounts
-    """Exact if no slice needs a filter, otherwise an upper bound. Does not include old rows."""
+    """The numbers of changes. They are exact if no slice needs a filter, otherwise upper bounds. Old rows are
+    not counted.
+    """
     old: tuple[FileSlice, ...] = ()
     """Slices with the old rows of updates, if the capture keeps them."""
 
@@ -90,9 +93,7 @@ class SpoolRange:
     end: Position
     tables: dict[TableName, TableRange]
     commit_time: datetime | None
-    """Commit time of the last transaction in the segments that are entirely in the range; None if there is
-    none.
-    """
+    """Commit time of the last transaction in the segments that end in the range; None if there is none."""
     messages: tuple[LogicalMessage, ...] = ()
     """Logical messages in log order, each once."""
 
@@ -132,7 +133,7 @@ class Coverage:
         return self._segments[-1].end if self._segments else None
 
     def walk(self, start: Position) -> Iterator[Extent]:
-        """The extents from `start` up to the first hole."""
+        """Yield the extents from `start` up to the first hole."""
         while (at := bisect_right(self._starts, start.value) - 1) >= 0:
             segment = self._segments[at]
             if segment.end <= start:
@@ -141,7 +142,7 @@ class Coverage:
             start = segment.end
 
     def cover(self, start: Position, end: Position) -> list[Extent]:
-        """The extents that cover `(start, end]`. Raises SpoolGapError if there is a hole."""
+        """Return the extents that cover `(start, end]`. Raises SpoolGapError if there is a hole."""
         found: list[Extent] = []
         reached = start
         for extent in self.walk(start):
@@ -215,7 +216,7 @@ class SpoolReader:
         self._is_stale = False
 
     def segments(self) -> tuple[Manifest, ...]:
-        """All segments by their end, including overlapping ones."""
+        """Return all segments in order of their ends, including overlapping ones."""
         self.refresh()
         return self._segments
 
@@ -239,7 +240,7 @@ class SpoolReader:
         return None if start is None or end is None else (start, end)
 
     def read(self, start: Position, end: Position) -> SpoolRange:
-        """The changes in `(start, end]`, each once.
+        """Return the changes in `(start, end]`, each once.
 
         Raises SpoolGapError if the spool does not cover that range.
         """
@@ -258,10 +259,10 @@ class SpoolReader:
         max_bytes: int | None = None,
         max_transactions: int | None = None,
     ) -> Position:
-        """The last segment end after `start` up to which all counts are within their limits; at least one
-        segment.
+        """Return the end of the last segment up to which all counts since `start` are within their limits,
+        but at least the end of the first segment after `start`.
 
-        Returns `start` if there is nothing after it. Raises SpoolGapError if there is a hole right after
+        Returns `start` if there is no segment after it. Raises SpoolGapError if there is a hole right after
         `start`.
         """
         end = self.end
@@ -301,7 +302,7 @@ class SpoolReader:
         try:
             return self._coverage.cover(start, end)
         except SpoolGapError:
-            # A segment may have been replaced by one with an earlier start without a change of its inode:
+            # A segment may have been replaced by one with an earlier start, and may have the same inode. So
             # load every manifest again.
             self._known, self._is_stale = {}, True
             self.refresh()
@@ -319,7 +320,9 @@ class SpoolReader:
         return _Known(inode, version, parse_manifest(data, where=f"segment {name}"))
 
     def _are_current(self, extents: list[Extent]) -> bool:
-        """Check that the manifests are unchanged, and forget those that are not."""
+        """Whether the manifests of `extents` are unchanged on disk. Changed ones are forgotten, so that the
+        next refresh loads them again.
+        """
         for extent in extents:
             path = self._layout.segment(extent.segment.end) / MANIFEST
             held = self._known.get(path.parent.name)

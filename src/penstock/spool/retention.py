@@ -4,10 +4,12 @@ A segment may be deleted when every consumer has released it. A spool without co
 
 Each consumer writes its own file. Its first release creates the file, with the position from which the
 consumer needs changes. A consumer must release before it reads, and before it takes the fence of a snapshot.
-The capture may run at the same time: each update is one rename, so a consumer never disappears for a moment.
+The capture may run at the same time: each update of a file is one rename, so the capture always finds the
+file.
 
-To delete a segment, its manifest is renamed to a tombstone, which hides it from every reader; then its files
-are removed. The next writer removes the rest after a crash, like any directory without a manifest.
+To delete a segment, its manifest is renamed to a tombstone, which hides the segment from every reader; then
+its files are removed. After a crash, the next writer removes the remaining files, as in any directory without
+a manifest.
 
 Only the writer adds and deletes segments. It lists the directory when it starts and then counts, so an idle
 capture lists no directory. It scans again periodically, in case the spool was deleted by hand.
@@ -39,7 +41,7 @@ from penstock.spool.reader import SpoolReader
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A consumer's file."""
+    """A consumer and the content of its file."""
 
     name: str
     released: Position
@@ -59,8 +61,8 @@ def release(root: Path, consumer: str, position: Position) -> Position:
 
 
 def set_released(root: Path, consumer: str, position: Position) -> Position:
-    """Set the released position, also to an earlier one: the consumer's target may have been restored from a
-    backup.
+    """Set the released position. It may be earlier than the current one, since the consumer's target may have
+    been restored from a backup.
     """
     document = {"format": FORMAT, "consumer": consumer, "released": str(position)}
     storage.ensure_directory(root)
@@ -77,7 +79,7 @@ def remove_consumer(root: Path, consumer: str) -> bool:
 
 
 def inspect_consumers(root: Path) -> list[Consumer]:
-    """All consumers, sorted by name."""
+    """Return all consumers, sorted by name."""
     layout = SpoolLayout(root)
     found = []
     for name, position in sorted(released_positions(root).items()):
@@ -88,7 +90,7 @@ def inspect_consumers(root: Path) -> list[Consumer]:
 
 
 def released_positions(root: Path) -> dict[str, Position]:
-    """The released position of every consumer."""
+    """Return the released position of every consumer."""
     layout = SpoolLayout(root)
     found: dict[str, Position] = {}
     for file_name in storage.list_files(layout.consumers):
@@ -100,7 +102,7 @@ def released_positions(root: Path) -> dict[str, Position]:
 
 
 def released_by_all(root: Path) -> Position | None:
-    """The position that all consumers have released; None if there is no consumer."""
+    """Return the position that all consumers have released; None if there is no consumer."""
     return min(released_positions(root).values(), default=None)
 
 
@@ -125,14 +127,15 @@ def delete_segments(layout: SpoolLayout, ends: Sequence[Position]) -> None:
     Readers may run; the caller holds the spool's lock.
     """
     hidden = [directory for directory in map(layout.segment, ends) if _hide(directory)]
-    # Before their files are deleted: a crash must not bring back a manifest without its files.
+    # The directories are synced before the files are deleted: a crash must not bring back a manifest without
+    # its files.
     storage.sync_directories(hidden)
     for directory in hidden:
         storage.delete_tree(directory)
 
 
 def spool_bytes(reader: SpoolReader) -> int:
-    """The size of all changes in the spool, in segments and open transactions."""
+    """Return the size of all changes in the spool, in segments and open transactions."""
     return sum(segment.bytes for segment in reader.segments()) + storage.tree_size_bytes(
         SpoolLayout(reader.root).open
     )
@@ -147,11 +150,15 @@ def _hide(directory: Path) -> bool:
 
 
 RESUME_AT = 0.9
-"""A paused capture continues below this fraction of the limit, so that it does not alternate at the limit."""
+"""A paused capture continues when the spool is smaller than this fraction of the limit, so that it does not
+alternate between pausing and continuing at the limit.
+"""
 
 
 DELETE_AT_ONCE = 50
-"""Number of segments. Deleting one durably takes milliseconds, in which the writer does nothing else."""
+"""The maximum number of segments that are deleted in one call. Deleting one durably takes milliseconds, in
+which the writer does nothing else.
+"""
 
 
 class SegmentUsage:
@@ -175,21 +182,22 @@ class SegmentUsage:
         self._ends = sorted(self._bytes)
 
     def add(self, manifest: Manifest) -> None:
-        """Add a sealed segment. One that was captured again counts once."""
+        """Add a sealed segment. A segment that was captured again counts once."""
         end = manifest.end.value
         if end not in self._bytes:
             insort(self._ends, end)
         self._bytes[end] = manifest.bytes
 
     def waiting(self, released: Position | None) -> int:
-        """The number of segments that are not released; all of them if there is no consumer."""
+        """Return the number of segments that are not released; all of them if there is no consumer."""
         return len(self._ends) - self._count(released)
 
     def waiting_bytes(self, released: Position | None) -> int:
         return sum(self._bytes[end] for end in self._ends[self._count(released) :])
 
     def delete_released(self, released: Position | None) -> None:
-        """Delete released segments, at most DELETE_AT_ONCE. Without any, it accesses no file.
+        """Delete released segments, at most DELETE_AT_ONCE. If there are none, it accesses no file, except
+        for the periodic scan.
 
         The newest segment stays, because its end is the end of the spool.
         """
@@ -209,8 +217,9 @@ class SegmentUsage:
 class SpoolBudget:
     """Pauses the capture while the spool is larger than its limit.
 
-    A pause only helps if consumers can release segments. If none is waiting, the capture continues, even if
-    one open transaction is larger than the limit: it must end before it can be released.
+    A pause only helps if consumers can release segments. If all segments are released, the capture continues,
+    even if one open transaction is larger than the limit: that transaction must end before it can be
+    released.
     """
 
     def __init__(
@@ -229,9 +238,9 @@ class SpoolBudget:
         self._is_paused = False
 
     def must_pause(self) -> bool:
-        """Whether to pause.
+        """Whether the capture must pause.
 
-        Measures at most once in `interval_seconds`, so it may be called at every step.
+        The size is measured at most once in `interval_seconds`, so this may be called at every step.
         """
         if self._clock() >= self._next_check:
             self._next_check = self._clock() + self._interval_seconds

@@ -1,8 +1,9 @@
 """Read the rows of a spool file with their commits, and detect rejected rows.
 
-Rejected are invalid texts, values out of range if the configuration asks for an error, and changes without a
-complete key. The capture writes such rows to the spool, because other tables share its stream and other
-readers may accept NULL. Manifests count them, so only files that contain some are opened.
+A row is rejected if it has an invalid text, if it does not have its complete key, or if a value is out of
+range and the configuration asks for an error. The capture writes such rows to the spool, because other tables
+share its stream and other readers may accept NULL. Manifests count such rows, so only files that contain some
+are opened.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ExactEntries: TypeAlias = Sequence[tuple[str, str]]
 
 
 def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice in order, in batches of at most `max_rows` and about `max_bytes`, with
+    """Yield the rows of a slice in order, in batches of at most `max_rows` and about `max_bytes`, with
     `change_schema` of the table.
     """
     with _opened(slice) as file:
@@ -56,9 +57,11 @@ def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.Re
 
 
 def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
-    """The commit and the `_exact` entries of each row that has some, in order. Other columns are not read.
+    """Yield the commit and the `_exact` entries of each row that has some, in order. Other columns are not
+    read.
 
-    Of old rows and deletes only key columns count: their other values were checked when they were inserted.
+    In old rows and deletes only key columns count, since the other values were checked when they were
+    inserted.
     """
     key = frozenset(slice.file.schema.key)
     for kind, version, entries in _read_filled(slice, EXACT):
@@ -68,7 +71,7 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
 
 
 def read_unidentified(slice: FileSlice) -> Iterator[int]:
-    """The commit of each row without a complete identity, in order:
+    """Yield the commit of each row without a complete identity, in order.
 
     A row counts if `_unchanged` names a key column or, for a delete, any column.
     """
@@ -79,7 +82,7 @@ def read_unidentified(slice: FileSlice) -> Iterator[int]:
 
 
 def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
-    """Change type, commit and value of each row of the slice in which the metadata column `name` is not
+    """Yield change type, commit and value of each row of the slice in which the metadata column `name` is not
     null.
     """
     after = slice.after.value if slice.after is not None else None
@@ -102,7 +105,7 @@ def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
 
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
-    """A metadata column, by its index: the table may have a column of that name."""
+    """Return a metadata column by its index, since the table may have a column of that name."""
     return batch.column(metadata_index(slice.file.schema, name))
 
 
@@ -112,7 +115,7 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(slice.path) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
-        # Arrow may quote a value in its message.
+        # Arrow may quote a value in its message, so only the class of the error is shown.
         raise SpoolCorruptError(
             f"{slice.path.parent.name}/{slice.path.name} cannot be read: {type(error).__name__}",
             hint="restore the file, or delete the spool; changes that the slot still holds are captured "
@@ -178,7 +181,7 @@ def check_identified(slices: Iterable[FileSlice]) -> None:
 def first_rejected(
     table: TableName, slices: Iterable[FileSlice], *, reject_inexact: bool
 ) -> RejectedChange | None:
-    """The first rejected change in log order; None if there is none."""
+    """Return the first rejected change in log order; None if there is none."""
     for each in slices:
         found = [
             next(_unidentified(each), None),

@@ -52,11 +52,11 @@ class CaptureStatus:
     confirms: str = "applied"
     """Confirm mode: `applied` or `spooled`."""
     confirmed: Position = Position.ZERO
-    """The position last confirmed to the server; zero before the first."""
+    """The position last confirmed to the server; zero if nothing was confirmed yet."""
     waits_for: tuple[OpenTransaction, ...] = ()
     """While the slot is created: the open transactions that must end first."""
     lag: CaptureLag | None = None
-    """The last sample; None before the first."""
+    """The lag at the last health check; None before the first."""
     numeric: str | None = None
     """The type of unbounded `numeric` in the spool, or `text` if all columns are text; None in files of
     earlier versions.
@@ -103,7 +103,7 @@ def write_status(root: Path, status: CaptureStatus) -> None:
 
 
 def load_status(root: Path) -> CaptureStatus | None:
-    """The last status; None if no file exists, or if a machine crash left an empty one."""
+    """Return the last status; None if no file exists, or if a machine crash left an empty one."""
     data = storage.read(SpoolLayout(root).status)
     if not data:
         return None
@@ -156,8 +156,8 @@ def wait_for_end(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Position | None:
-    """Wait until the spool reaches `position`, and return its end, which is less than `position` after a
-    timeout.
+    """Wait until the spool reaches `position`. Returns the end of the spool, which is less than `position`
+    after a timeout, or None if the spool is empty.
 
     Raises CaptureFailedError if the capture has stopped with an error and the spool does not reach
     `position`.

@@ -88,7 +88,7 @@ class TransactionBuffer:
         self.bytes = 0
         self.runs: list[Run] = []
         self.messages: list[LogicalMessage] = []
-        """Transactional messages."""
+        """The transactional messages."""
         self.standalone: list[LogicalMessage] = list(standalone)
         self._standalone_bytes = sum(len(message.content) + _MESSAGE_BYTES for message in self.standalone)
         self._latest: dict[tuple[int, bool], Run] = {}
@@ -116,7 +116,8 @@ class TransactionBuffer:
         self.transactions += step.count
 
     def add_message(self, message: LogicalMessage) -> None:
-        """Add a non-transactional message. One before `start` is already in a segment.
+        """Add a non-transactional message. A message before `start` is ignored, since a segment already
+        contains it.
 
         Any role may emit any number of such messages, so those beyond the limit are dropped.
         """
@@ -131,7 +132,7 @@ class TransactionBuffer:
             _log.warning("logical messages dropped", extra={"limit_bytes": MAX_PENDING_MESSAGE_BYTES})
 
     def messages_before(self, end: Position) -> tuple[LogicalMessage, ...]:
-        """The messages of a segment that ends at `end`, in log order."""
+        """Return the messages of a segment that ends at `end`, in log order."""
         return tuple(
             sorted(
                 [*self.messages, *(each for each in self.standalone if each.lsn < end.lsn)],
@@ -140,7 +141,7 @@ class TransactionBuffer:
         )
 
     def messages_from(self, end: Position) -> tuple[LogicalMessage, ...]:
-        """The non-transactional messages for the segment that starts at `end`."""
+        """Return the non-transactional messages for the segment that starts at `end`."""
         return tuple(each for each in self.standalone if each.lsn >= end.lsn)
 
     def _run(self, batch: ChangeBatch, first: Position) -> Run:
@@ -153,7 +154,9 @@ class TransactionBuffer:
 
 
 def _reach(batch: ChangeBatch, *, after: Position, upto: Position) -> tuple[Position, Position]:
-    """Positions of the first and last row. Rows are ordered, so this detects rows of another step."""
+    """Return the positions of the first and last row of a batch. Raises SpoolError if rows of another step
+    are among them; since rows are ordered, checking these two is sufficient.
+    """
     check_batch(batch)
     versions = batch.rows.column(metadata_index(batch.table, COMMIT_VERSION))
     if versions.null_count:
@@ -224,17 +227,19 @@ def _draft(buffer: TransactionBuffer, end: Position) -> Manifest:
 
 
 def _seal(layout: SpoolLayout, draft: Manifest, place: PlaceFiles) -> Manifest:
-    """Make a segment from `draft` and the files that `place` writes."""
+    """Write and seal the segment that `draft` describes, with the files that `place` writes."""
     existing = load_segment(layout, draft.end)
     if existing is not None and existing.start <= draft.start:
-        # Captured again: the sealed segment holds the same transactions, and readers may be reading it.
+        # The range was captured again. The existing segment holds the same transactions, and readers may be
+        # reading it.
         return existing
     directory = layout.segment(draft.end)
     if existing is None:
         storage.delete_tree(directory)
     storage.ensure_directory(directory)
     manifest = replace(draft, files=place(directory))
-    # After all are written: syncing a thousand files together takes a fraction of the time.
+    # The files are synced after all of them are written: syncing a thousand files together takes a fraction
+    # of the time.
     storage.sync_files([directory / file.path for file in manifest.files])
     temporary = directory / f"{MANIFEST}.tmp"
     storage.write(temporary, dump_manifest(manifest))
@@ -339,7 +344,7 @@ class SpoolWriter:
         return 0.0 if self._pending_since is None else self._clock() - self._pending_since
 
     def append(self, step: LogStep) -> tuple[Manifest, ...]:
-        """Append one step of the log. Returns the segments that this sealed, usually none."""
+        """Append one step of the log. Returns the segments that were sealed by it, usually none."""
         with self._spool_errors():
             match step:
                 case Transactions():
@@ -361,14 +366,16 @@ class SpoolWriter:
     def advance(self, position: Position) -> None:
         """Record that nothing more commits up to `position`; `seal(quiet=True)` makes that durable.
 
-        Transactions in pieces may be open: they commit after `position`. They are not lost if the process
-        ends: a slot retains the WAL of every transaction that was open at the confirmed position, and a
-        capture that starts at `position` receives each transaction that commits later from its first change.
+        Transactions that arrive in pieces may be open, and commit after `position`. They are not lost if the
+        process ends: a slot retains the WAL of every transaction that was open at the confirmed position, and
+        a capture that starts at `position` receives each transaction that commits later from its first
+        change.
         """
         self._quiet = max(self._quiet, position)
 
     def seal(self, *, quiet: bool = False) -> Manifest | None:
-        """Seal all buffered transactions as one durable segment; None if there are no rows.
+        """Seal all buffered transactions as one durable segment, and return its manifest; None if there are
+        no rows.
 
         With `quiet`, a range without rows is sealed as an empty segment, up to the last transaction or quiet
         position. Do this at intervals, not at every step: a busy database without published changes would
@@ -397,7 +404,9 @@ class SpoolWriter:
         return (self._seal_transactions(),)
 
     def _append_commit(self, step: PiecesCommitted) -> tuple[Manifest, ...]:
-        """Seal the transaction as one segment; if no row is left after rollbacks, add it to the buffer."""
+        """Seal the transaction as one segment. If no row is left after rollbacks, add the transaction to the
+        buffer instead.
+        """
         if step.end <= self._buffer.end:
             raise SpoolError(
                 f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was received: the "
@@ -413,7 +422,7 @@ class SpoolWriter:
             file.table = file.table.with_key(step.keys.get(file.table.oid, file.table.key))
         before = self.seal()
         self._history.record(SchemaVersion(step.end, file.table) for file in pieces.files)
-        # Transactions left in the buffer have no rows; the segment covers their range too.
+        # Transactions that are still in the buffer have no rows; the segment covers their range too.
         self._buffer.add(transaction)
         manifest = self._sealed(seal_pieces(self._layout, self._buffer, step, pieces.files))
         storage.delete_tree(self._layout.open_transaction(step.xid))
@@ -430,7 +439,9 @@ class SpoolWriter:
 
     @contextmanager
     def _spool_errors(self) -> Iterator[None]:
-        """Convert file errors to SpoolError, and reject further steps: a step may be half done."""
+        """Convert file errors to SpoolError. After an error, reject further steps, since the failed step may
+        be half done.
+        """
         if self._has_failed:
             raise SpoolError("this writer has failed or was closed; open a new one at the end of the spool")
         try:
@@ -446,7 +457,7 @@ class SpoolWriter:
             raise SpoolError(f"the spool cannot be written: {error}") from error
         except pa.ArrowException as error:
             self._has_failed = True
-            # Arrow may quote a value in its message.
+            # Arrow may quote a value in its message, so only the class of the error is shown.
             raise SpoolError(f"the spool cannot be written: {type(error).__name__}") from error
         except BaseException:
             self._has_failed = True

@@ -52,7 +52,9 @@ class DirectoryEntry(NamedTuple):
 
 
 class FileVersion(NamedTuple):
-    """Identifies the version of a file without reading it: the metadata differ between two versions."""
+    """Identifies the version of a file without reading it: at least one of these values differs between two
+    versions.
+    """
 
     inode: int
     modified_ns: int
@@ -63,7 +65,7 @@ class FileVersion(NamedTuple):
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a file, or None if it does not exist."""
+    """Return the content of a file, or None if it does not exist."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +73,7 @@ def read(path: Path) -> bytes | None:
 
 
 def read_text(path: Path) -> str:
-    """The content of a UTF-8 file that must exist, such as one that a user wrote.
+    """Return the content of a UTF-8 file that must exist, such as one that a user wrote.
 
     Raises OSError or UnicodeDecodeError.
     """
@@ -92,7 +94,7 @@ def is_directory(path: Path) -> bool:
 
 
 def file_version(path: Path) -> FileVersion | None:
-    """The version of a file, or None if it does not exist."""
+    """Return the version of a file, or None if it does not exist."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -186,7 +188,7 @@ def put(path: Path, data: bytes | Iterable[bytes], *, durable: bool = True, shar
 
 
 def create(path: Path, data: bytes, *, shared: bool = False) -> bool:
-    """Create a file atomically and durably; False if it exists already. The directory must exist.
+    """Create a file atomically and durably; returns False if it exists already. The directory must exist.
 
     Raises LinksUnsupportedError if the file system has no hard links.
     """
@@ -206,8 +208,8 @@ def create(path: Path, data: bytes, *, shared: bool = False) -> bool:
 
 @contextmanager
 def open_output(path: Path) -> Iterator[pa.NativeFile]:
-    """Write a large private file atomically and durably: it appears under its name when the block ends
-    without an error.
+    """Context manager to write a large private file atomically and durably: the file appears under its name
+    when the block ends without an error.
     """
     temporary = path.with_name(f".{path.name}-{uuid4().hex}.tmp")
     try:
@@ -258,7 +260,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to `source`; False if it exists and is another file.
+    """Make `target` a hard link to `source`; returns False if `target` exists and is another file.
 
     Durable only after `sync_directory`.
 
@@ -344,8 +346,8 @@ def delete_tree(path: Path) -> None:
 
 
 def discard_tree(path: Path) -> None:
-    """Delete a directory with its content as far as possible: for temporary data, where a failure must not
-    hide another error.
+    """Delete a directory with its content as far as possible, and ignore errors. For temporary data, where a
+    failure must not hide another error.
     """
     shutil.rmtree(path, ignore_errors=True)
 

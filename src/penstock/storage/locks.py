@@ -23,8 +23,8 @@ _WAIT_SECONDS = 0.1
 
 
 class FileLock:
-    """An exclusive lock on a file, which contains the process id of the holder. Acquiring it twice fails,
-    also within one process.
+    """An exclusive lock on a file; the file contains the process id of the holder. A second acquisition
+    fails, even within the same process.
 
     With `jvm`, it also takes a POSIX record lock, the kind that a JVM uses. `refusal` returns the error to
     raise, given the holder's process id.
@@ -92,7 +92,7 @@ class FileLock:
 def is_file_lock_held(path: Path) -> bool:
     """Whether a process holds the `FileLock` on this file.
 
-    `release` empties the file. The test locks the file for a moment, but never an empty one, so it does not
+    `release` empties the file. This check locks the file for a moment, but never an empty one, so it does not
     disturb a process that acquires a released lock.
     """
     try:

@@ -19,11 +19,14 @@ _WRITABLE_BY_OTHERS = 0o022
 
 @contextmanager
 def scratch_directory(root: Path) -> Iterator[Path]:
-    """A new directory in `root` for the block. Removes the directories of killed processes first."""
+    """Context manager for a new directory in `root`, which is deleted after the block. First removes the
+    directories of killed processes.
+    """
     storage.ensure_directory(root)
     directory = root / secrets.token_hex(8)
     with ExitStack() as stack:
-        # One process at a time: a directory that is created but not locked yet would look abandoned.
+        # One process at a time does this, since a directory that is created but not locked yet would look
+        # abandoned.
         with exclusive(root / _LOCK):
             for other in storage.list_paths(root):
                 if storage.is_directory(other) and not is_exclusive_held(other / _LOCK):
@@ -35,8 +38,8 @@ def scratch_directory(root: Path) -> Iterator[Path]:
 
 
 def user_temporary_directory() -> Path | None:
-    """This user's directory inside the system's temporary one; None if another user owns that directory or
-    may write to it.
+    """Return this user's directory inside the system's temporary one; None if another user owns that
+    directory or may write to it.
     """
     path = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
     with suppress(OSError):
@@ -46,7 +49,7 @@ def user_temporary_directory() -> Path | None:
 
 
 def user_cache_directory() -> Path | None:
-    """A writable directory for downloaded and generated programs; None if there is none."""
+    """Return a writable directory for downloaded and generated programs; None if there is none."""
     base = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(base) if base else Path.home() / ".cache") / "penstock"
     with suppress(OSError):
@@ -59,8 +62,8 @@ def user_cache_directory() -> Path | None:
 
 
 def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str, int]) -> None:
-    """Create the directory `target` with `files` in one step; replace it if it exists and lacks one of them.
-    If another process creates it at the same time, either directory may remain.
+    """Create the directory `target` with `files` in one step. A directory that exists but lacks one of the
+    files is replaced. If another process creates it at the same time, either directory may remain.
 
     `modes` has the permissions of the files and directories that other users need; all others stay private.
     """
@@ -81,8 +84,9 @@ def install_directory(target: Path, files: dict[str, bytes], *, modes: dict[str,
 
 
 def _replace_incomplete(target: Path, draft: Path, names: Iterable[str]) -> None:
-    """Replace `target` by `draft` if it lacks one of `names`: programs that delete old files leave the
-    directories. One process at a time, so that none removes a directory that another one has just installed.
+    """Replace `target` by `draft` if it lacks one of `names`: programs that delete old temporary files leave
+    the directories. Only one process at a time does this, so that it does not remove a directory that another
+    process has just installed.
     """
     with exclusive(target.with_name(f".{target.name}.lock")):
         if all((target / name).exists() for name in names):
@@ -100,10 +104,11 @@ def is_case_sensitive(directory: Path) -> bool:
 
 
 def _ensure_owned(path: Path) -> bool:
-    """Create a directory for this user alone, in a place where others may write; False if that is impossible.
+    """Create a directory for this user alone, in a place where others may write; returns False if that is
+    impossible.
 
-    Links are not followed. A directory that another user created or could write to may hold anything, so it
-    is not used.
+    Links are not followed. A directory that another user created or could write to may contain anything, so
+    it is not used.
     """
     with suppress(FileExistsError):
         path.mkdir(_PRIVATE_DIRECTORY)

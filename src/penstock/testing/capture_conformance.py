@@ -15,7 +15,7 @@ For pytest to explain failed assertions, call
 
 A test reads exactly as many changes as it expects. To prove that there are no further changes, it commits a
 marker row and reads up to that row. So there are no delays to tune. `examples/list_capture.py` is an
-implementation of a hundred lines that passes.
+implementation of a hundred lines that passes the suite.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class CaptureHarness(ABC):
     takes_snapshots = True
     measures_lag = True
     orders_changes = True
-    """False if the order of changes within a transaction is not the source's, as in a capture that compares
-    rows instead of reading a log.
+    """False if the changes of a transaction are not delivered in the source's order, as by a capture that
+    compares rows instead of reading a log.
     """
 
     @abstractmethod
@@ -84,7 +84,7 @@ class CaptureHarness(ABC):
         """Commit a noticeable amount of data that the capture does not deliver."""
 
     def open_resources(self) -> object:
-        """Countable open resources, such as connections and threads.
+        """The open resources, such as the number of connections and threads, as a comparable value.
 
         Must be equal before and after a stream.
         """

@@ -13,8 +13,9 @@ class TestMyConnector(SourceConnectorConformance):
 For pytest to explain failed assertions, a conftest calls `pytest.register_assert_rewrite` with the names of
 this module and of `penstock.testing.connector_harness`.
 
-The harness declares the optional capabilities. The suite tests those that it declares and checks that the
-others are absent. `examples/list_connector.py` is an implementation of a hundred lines that passes.
+The harness declares the optional capabilities of the connector. The suite tests the declared capabilities,
+and checks that the others are absent. `examples/list_connector.py` is an implementation of a hundred lines
+that passes the suite.
 """
 
 from __future__ import annotations

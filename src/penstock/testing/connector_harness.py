@@ -71,8 +71,8 @@ class ConnectorHarness(ABC):
         return None
 
     def apply(self, target: list[Row], records: pa.RecordBatch) -> None:
-        """Apply a batch to a target. A source that can restart overrides this and clears the target on such a
-        batch.
+        """Append the rows of a batch to a target. If the source can restart its snapshot, override this
+        method and clear the target for a batch that restarts it.
         """
         target += zip(*(records.column(name).to_pylist() for name in ("id", "note")), strict=True)
 
@@ -81,8 +81,8 @@ class ConnectorHarness(ABC):
         return checkpoint.offsets[partition]
 
     def open_resources(self) -> object:
-        """Countable open resources, such as connections and threads. Must be equal before `open` and after
-        `close`.
+        """The open resources, such as the number of connections and threads, as a comparable value. It must
+        be equal before `open` and after `close`.
         """
         return None
 
@@ -314,8 +314,8 @@ class ConnectorReading:
 
     @rule(DOCUMENT, "checkpoint-enough", "restore()", "lifecycle")
     def test_every_checkpoint_can_be_resumed_from(self, harness: ConnectorHarness) -> None:
-        """Run with one batch, then with two, and so on: a source that must repeat its snapshot after each
-        restart still advances.
+        """The first run reads one batch, the second two, and so on. So a source that must repeat its snapshot
+        after each restart advances too.
         """
         rows: list[Row] = [(each, f"note {each}") for each in range(5)]
         harness.add(*rows)

@@ -6,7 +6,8 @@ other tool and no repository address is needed. The Postgres artifacts are jars 
 `postgres` and its libraries.
 
 An artifact is downloaded once per user, checked against its digest, unpacked next to its place in the cache,
-and renamed. A directory in the cache is therefore complete, even if several processes download at once.
+and then renamed to that place. A directory in the cache is therefore complete, even if several processes
+download at once.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Coordinates:
 
 
 def fetch(wanted: Coordinates, scratch: Path, hint: str) -> Path:
-    """Download one file into `scratch`. Ivy's caches are there too, so that they are not shared with other
-    processes.
+    """Download one file into `scratch`. Ivy's caches are in `scratch` too, so that this process does not
+    share them with others.
     """
     _retrieve([wanted], scratch, "[artifact].[ext]", hint, transitive=False)
     file = scratch / f"{wanted.module}.{wanted.extension}"
@@ -201,7 +202,7 @@ _ARTIFACTS = (
     Artifact("amd64", "17.6.0", "23da5a044b4fb7a5a081a45008c95749c873305328d73f86aefd56922ce1d29d"),
     Artifact("amd64", "15.15.0", "7c73da91870b0615b37a8ceb84871bd42f28c3600f87a97ca9747f4a0b8d2dbb"),
     Artifact("amd64", "14.23.0", "d041b87dd72016f2baf93bca54e91d3c85c2b8132bbf86ad82056d6b24b353ce"),
-    # Below the oldest supported version, to test that it is refused.
+    # Older than the oldest supported version, to test that Penstock rejects it.
     Artifact("amd64", "13.22.0", "df102cd31047d65cd10a3394240cda388e2b9804074d707937ac5b7c5d5d8de5"),
     Artifact("arm64v8", "17.6.0", "84427ea54a5238247924ef3b0f940e7d027e58760f19d7325242e50d22fa014a"),
     Artifact("arm64v8", "15.15.0", "623ee4c35cfdccd585d4473ff9b51942d465a7f8280687e6b960f56066f58909"),
@@ -225,8 +226,8 @@ def ensure_binaries(version: int) -> Path:
 
 
 def install(jar: Path, artifact: Artifact, home: Path) -> None:
-    """Unpack the archive in `jar` as `home`, atomically. A process that finishes second keeps the first one's
-    directory.
+    """Unpack the archive in `jar` as `home`, atomically. If another process has created `home` first, this
+    keeps that directory.
     """
     check_released(jar, artifact.sha256, str(artifact))
     with tempfile.TemporaryDirectory(prefix=f"{artifact.revision}-", dir=home.parent) as scratch:

@@ -1,8 +1,9 @@
 """A private Postgres server for the demo and the tests.
 
 The binaries come from the `embedded` extra, those of other versions from `penstock.testing.downloads`. The
-extra's launcher offers only a Unix socket. Penstock reads faster over TCP, and measurements should use what
-production uses, so this module starts `postgres` itself, on a free port of the loopback address.
+extra's launcher offers only a Unix socket. But Penstock reads faster over TCP, and measurements should use
+the same connection as production. So this module starts `postgres` itself, on a free port of the loopback
+address.
 
 The server is a child of this process and does not outlive it. It is stopped by `stop()`, at the end of a
 `with` block, or at interpreter exit. If the process is killed, a small guard process detects that its
@@ -33,8 +34,8 @@ StopMode = Literal["fast", "immediate"]
 _HOST = "127.0.0.1"
 _ROLE = "postgres"
 _SYSTEM_USER = "pgserver"
-"""The user that the server runs as if this process is root, which Postgres refuses. The `embedded` extra uses
-the same.
+"""The user that runs the server if this process runs as root: Postgres refuses to run as root. The `embedded`
+extra uses the same user.
 """
 
 _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -129,7 +130,8 @@ class EmbeddedPostgres:
         """
         atexit.unregister(self._stop_at_exit)
         if self._guard is not None:
-            # Kill the guard before closing its input, which it would take for the death of this process.
+            # Kill the guard before closing its input: it would take a closed input for the death of this
+            # process.
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
@@ -256,8 +258,8 @@ class EmbeddedPostgres:
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
         with self.log_path.open("ab") as log:
-            # In its own session, so that Ctrl-C at the terminal reaches only the program, which then
-            # stops the server.
+            # The server gets its own session, so that Ctrl-C at the terminal reaches only this process, which
+            # then stops the server.
             self._process = subprocess.Popen(
                 command,
                 **_run_as(identity),
@@ -346,8 +348,8 @@ def _run_as(identity: _Identity | None) -> _RunAs:
 
 
 def _hand_over(data_dir: Path, identity: _Identity, bin_dir: Path) -> None:
-    """Give the data directory to the user, and let that user pass the parent directories and execute the
-    programs.
+    """Make the user the owner of the data directory, and let that user enter the parent directories and
+    execute the server's programs.
     """
     os.chown(data_dir, identity.uid, identity.gid)
     for directory in (*data_dir.parents, *bin_dir.resolve().parents):

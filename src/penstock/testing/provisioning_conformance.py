@@ -1,7 +1,8 @@
 """Conformance suite for `CaptureProvisioning`.
 
-Use it as `ChangeCaptureConformance`: write a `ProvisioningHarness` and return a new one for each test from
-the fixture `harness`. `examples/list_provisioning.py` is an implementation that passes.
+Write a `ProvisioningHarness` for the source. In a pytest module, subclass `CaptureProvisioningConformance`
+and return a new harness for each test from the fixture `harness`; `capture_conformance` shows such a module.
+`examples/list_provisioning.py` is an implementation that passes the suite.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class ProvisioningHarness(ABC):
 
     @abstractmethod
     def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
-        """Provisioning with a role that may create objects, or with a read-only role."""
+        """A new `CaptureProvisioning`: with a role that may create objects if `privileged`, otherwise with a
+        read-only role.
+        """
 
     @abstractmethod
     def source_state(self) -> object:

@@ -1,9 +1,10 @@
 """Conformance suite for `RecordSource`.
 
-Use it as `ChangeCaptureConformance`: write a `RecordHarness` and return a new one for each test from the
-fixture `harness`. For pytest to explain failed assertions, a conftest calls `pytest.register_assert_rewrite`
-with the names of this module and of `penstock.testing.records_conformance`. `examples/list_records.py` is an
-implementation that passes.
+Write a `RecordHarness` for the source. In a pytest module, subclass `RecordSourceConformance` and return a
+new harness for each test from the fixture `harness`; `capture_conformance` shows such a module. For pytest to
+explain failed assertions, a conftest calls `pytest.register_assert_rewrite` with the names of this module and
+of `penstock.testing.records_conformance`. `examples/list_records.py` is an implementation that passes the
+suite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conformance suites for `Snapshotter` and `CdcIterator`, and the harness of the record suites.
 
-Use them as `ChangeCaptureConformance`: write the harness and return a new one for each test from the fixture
-`harness`.
+Write the harness of a suite. In a pytest module, subclass the suite and return a new harness for each test
+from the fixture `harness`; `capture_conformance` shows such a module.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class TableHarness(ABC):
         """
 
     def open_resources(self) -> object:
-        """Countable open resources, such as connections and threads. Must be equal before use and after a
-        teardown.
+        """The open resources, such as the number of connections and threads, as a comparable value. It must
+        be equal before use and after a teardown.
         """
         return None
 
@@ -254,8 +254,8 @@ class CdcIteratorConformance:
             harness.deadline_seconds,
         )
         for number in range(total):
-            # One more record may have been pushed without being counted yet; records that were read have left
-            # the buffer.
+            # `number` records were read, and have left the buffer. It may have one record that `pushed` does
+            # not have yet.
             assert len(pushed) - number <= harness.capacity, "the buffer is unbounded"
             record = Background(iterator.next).result(harness.deadline_seconds, "a record")
             assert record == a_record(number)
@@ -418,7 +418,7 @@ def start(harness: RecordHarness, source: RecordSource) -> RecordPosition:
     row = read(harness, source, None)
     harness.commit(Delete(harness.table, {"id": MARK}))
     position = row.position
-    # The source was open before the insert, so the row's changes may follow its snapshot.
+    # The source was open before the insert, so the changes of the row may follow the snapshot.
     while True:
         record = read(harness, source, position)
         position = record.position
@@ -427,7 +427,9 @@ def start(harness: RecordHarness, source: RecordSource) -> RecordPosition:
 
 
 def apply(harness: RecordHarness, source: RecordSource, first: list[Record]) -> dict[object, object]:
-    """A target's rows after these records and all later ones, up to a marker that is committed now."""
+    """The rows that a target has after these records and all later ones, up to a marker that is committed
+    now.
+    """
     harness.commit(upsert(harness, MARK, "mark"))
     records = list(first)
     while records[-1].key.get("id") != MARK:
@@ -449,7 +451,9 @@ def ack_all(source: RecordSource, records: list[Record]) -> None:
 
 
 def fail_in_a_snapshot(harness: RecordHarness) -> None:
-    """Raise the test's error, not the one about an incomplete snapshot."""
+    """Raise KeyError within a snapshot. The source must pass it on, instead of the error about an incomplete
+    snapshot.
+    """
     with harness.source() as source:
         source.open(harness.config())
         read(harness, source, None)

@@ -15,7 +15,7 @@ this module and of `penstock.testing.reference_conformance`.
 
 The tests use a consumer, `Follower`, which applies snapshot and changes to its own table. That table is
 compared with the source's. Every wait has a deadline. `examples/list_reference.py` is an implementation of a
-hundred lines that passes.
+hundred lines that passes the suite.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class ReferenceHarness(ABC):
         return SourceCheckpoint({"nowhere": "at all"}, 1, {"table": "another.one"})
 
     def open_resources(self) -> object:
-        """Countable open resources, such as connections, threads and files. Must be equal before use and
-        after close.
+        """The open resources, such as the number of connections, threads and files, as a comparable value. It
+        must be equal before use and after `close`.
         """
         return None
 

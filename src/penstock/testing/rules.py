@@ -1,7 +1,8 @@
-"""Marks on conformance tests: which sentences of a contract's document a test covers.
+"""Marks on conformance tests. A mark names the sentences of a contract document that the test covers.
 
-`docs/reference/contracts.md` is generated from these marks. The documents themselves are in
-`tools/contract_documents` of the repository, so that the suites run without them.
+The contracts follow documents of other projects. `docs/reference/contracts.md` is generated from the marks.
+The documents are in `tools/contract_documents` of the repository, not in this package, so that the suites run
+without them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ Test = TypeVar("Test", bound=Callable[..., object])
 def rule(document: str, *sentences: str) -> Callable[[Test], Test]:
     """Decorator that names the sentences of a contract document that a test covers.
 
-    ```python @rule("change_capture", "live()", "acks") def
-    test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness: CaptureHarness) -> None: ...
+    ```python
+    @rule("change_capture", "live()", "acks")
+    def test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness): ...
     ```
     """
     if not sentences:
@@ -34,7 +36,7 @@ def rule(document: str, *sentences: str) -> Callable[[Test], Test]:
 
 
 def covered_sentences(test: Callable[..., object]) -> tuple[tuple[str, str], ...]:
-    """Pairs of document and sentence name."""
+    """The marks of a test, as pairs of a document and the name of a sentence."""
     pairs: tuple[tuple[str, str], ...] = getattr(test, _SENTENCES, ())
     return pairs
 

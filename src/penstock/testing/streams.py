@@ -17,7 +17,7 @@ Seen = tuple[TableName, str, object, object]
 
 
 class Background(Generic[T]):
-    """Runs a call that may block in a daemon thread."""
+    """Runs `call`, which may block, in a daemon thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._results: list[T] = []

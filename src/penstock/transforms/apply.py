@@ -1,6 +1,7 @@
-"""Apply a transform to rows and changes: filter, compute columns, report rows whose result is unknown.
+"""Apply a transform to rows and changes: filter them, compute columns, and reject rows whose result is
+unknown.
 
-Pure; runs on executors.
+The functions do no I/O. They run on executors.
 """
 
 from __future__ import annotations
@@ -40,33 +41,31 @@ from penstock.transforms.values import (
 )
 
 REASON = "_reason\0"
-"""The column after a rejected row's own columns: the reason, which names columns and never values. No source
-column can have this name.
+"""Name of the last column of rejected rows. It contains the reason for the rejection, which names columns and
+never contains values. No source column can have this name.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The result of a transform. Rows that are neither in `kept` nor in `refused` (rejected) were left out by
-    the filter.
-    """
+    """The result of a transform: kept rows and rejected rows. The filter left out all other rows."""
 
     kept: pa.Table
-    """Rows in the target's form: the columns of `Transform.schema` and `_exact`; for changes also all
-    `METADATA_FIELDS`.
+    """The kept rows in the target's form: the columns of `Transform.schema` and `_exact`. Changes also have
+    all `METADATA_FIELDS`.
     """
     refused: pa.Table
-    """Rejected rows in the source's form: all columns of the source, and `REASON`."""
+    """The rejected rows in the source's form: all columns of the source, and `REASON`."""
 
     @property
     def reasons(self) -> dict[str, int]:
-        """The number of rows for each reason."""
+        """The number of rejected rows for each reason."""
         counted = pc.value_counts(self.refused.column(REASON)).to_pylist()
         return {str(each["values"]): int(each["counts"]) for each in counted}
 
 
 Doubts = list[tuple[str, Bools]]
-"""Each reason to reject rows, with a mask of the rows."""
+"""The reasons to reject rows, each with a mask of the rows that it concerns."""
 
 _FULL = "with REPLICA IDENTITY FULL every change has all values"
 _UNKNOWN = f"the filter depends on a value that the change lacks; {_FULL}"
@@ -77,7 +76,9 @@ _ERROR = (
 
 
 def judge(fitted: Fitted, block: pa.Table, answers: Answers | None = None) -> tuple[TriState, Doubts]:
-    """The filter's result for each row, and for rows with an unknown result the reason."""
+    """Evaluate the filter. Returns its result for each row, and the reasons why results are unknown, each
+    with a mask of the rows that it concerns.
+    """
     if not fitted.is_filter:
         everything = np.ones(block.num_rows, np.bool_)
         return TriState(everything, ~everything, ~everything), []
@@ -101,8 +102,9 @@ def judge(fitted: Fitted, block: pa.Table, answers: Answers | None = None) -> tu
 
 
 def computed_faults(fitted: Fitted, block: pa.Table, answers: Answers | None) -> Iterator[tuple[str, Bools]]:
-    """The reasons why computed columns are unknown in some rows. A column computed from a single source
-    column is unchanged TOAST if the source column is.
+    """Yield the reasons why values of computed columns are unknown, each with a mask of the rows. A value
+    that is computed from a single source column is not reported if the source value is unchanged TOAST,
+    because it is then unchanged TOAST too.
     """
     if answers is None or not fitted.computed:
         return
@@ -133,8 +135,8 @@ _ORPHAN = (
 
 
 def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = None) -> Outcome:
-    """Transform rows of a snapshot: the source's columns, and `_exact`. `answers`: results of Spark
-    expressions, if there are any.
+    """Transform rows of a snapshot, which have the source's columns and `_exact`. `answers`: the results of
+    Spark expressions; None if the transform has no Spark expressions.
     """
     schema = pa.schema([*fitted.arrow_schema, pa.field(EXACT, EXACT_TYPE)])
     kept, refused = [], []
@@ -153,9 +155,9 @@ def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = Non
 
 
 def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None = None) -> Outcome:
-    """Transform changes, which are in commit order and have the source's columns, then `METADATA_FIELDS`.
+    """Transform changes. They are in commit order and have the source's columns, then `METADATA_FIELDS`.
 
-    Pass all changes of an epoch if a result depends on values that some changes lack.
+    If a result depends on values that some changes lack, pass all changes of the epoch in one call.
     """
     filled: Filled | None = None
     source = changes
@@ -177,14 +179,18 @@ def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None
 
 
 def transform_keys(fitted: Fitted, keys: pa.Table) -> pa.Table:
-    """Transform the source's key columns and `_exact` to those of the target."""
+    """Transform a table with the source's key columns and `_exact` to one with the target's key columns and
+    `_exact`.
+    """
     made = _make(fitted.key_columns, keys.combine_chunks())
     values = {each.name: found.values for each, found in made.items()}
     return pa.table({**values, EXACT: _exact(made, keys.num_rows)})
 
 
 def count_changes(changes: pa.Table, moves: int) -> ChangeCounts:
-    """Count `changes` by kind. `moves` is the number of key changes before filtering, an upper bound."""
+    """Count transformed changes by kind. `moves` is the number of key changes before the filter, an upper
+    bound of the number after it.
+    """
     kinds = {kind: int(is_kind(changes, kind).sum()) for kind in ChangeType}
     return ChangeCounts(
         inserts=kinds[ChangeType.INSERT],
@@ -199,7 +205,7 @@ def count_changes(changes: pa.Table, moves: int) -> ChangeCounts:
 
 
 class _Reasons:
-    """Collects the reason why each row is rejected; the first of several reasons is kept."""
+    """Collects the reasons why rows are rejected. If a row has several reasons, the first is kept."""
 
     def __init__(self, count: int) -> None:
         self.given: Bools = np.zeros(count, np.bool_)
@@ -227,16 +233,16 @@ class _Judged:
     made: dict[TargetColumn, Made]
     reasons: _Reasons
     bare: Bools
-    """Truncates. They have no filter result."""
+    """Truncates, and for a table with a key also deletes. The filter is not applied to them."""
     goes: Bools
-    """Changes that are replaced by a delete of their key."""
+    """Updates that do not pass the filter. Each becomes a delete of its key."""
     left_out: Bools
 
 
 def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
     (verdict, doubts), reasons = judge(fitted, block, answers), _Reasons(block.num_rows)
     deleted, truncated, inserted, old = (is_kind(block, kind) for kind in _MATCHED_KINDS)
-    # Without a key a delete has the whole row, and is filtered like that row was.
+    # Without a key a delete has the whole row, so the filter gives the same result as for the row's insert.
     bare = truncated | deleted if fitted.source.key else truncated
     for reason, where in doubts:
         reasons.add(reason, where & ~bare)
@@ -249,7 +255,7 @@ def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
         {each: found for each, found in made.items() if each.name in fitted.key}, block.num_rows
     ):
         reasons.add(reason, where & stays)
-    # The other columns of a delete only matter with old rows, so their values do not reject it.
+    # A column outside the key never rejects a delete: sinks use its value only if the source sends old rows.
     for reason, where in _faults(
         {each: found for each, found in made.items() if each.name not in fitted.key}, block.num_rows
     ):
@@ -314,7 +320,7 @@ def _exact(made: Mapping[TargetColumn, Made], count: int) -> pa.Array:
 
 
 def _valueless(column: TargetColumn, made: Made, bare: Bools) -> Bools:
-    """Rows among `bare` that lack a value of the column."""
+    """Mask of the rows in `bare` for which the column has no value."""
     if isinstance(column, Computed):
         return bare
     return np.zeros_like(bare) if made.failed is None else bare & made.failed

@@ -22,12 +22,16 @@ from penstock.schema import Column
 
 
 def is_text_form(column: Column) -> bool:
-    """Whether values have the source's text form regardless of their type, as for a Postgres target."""
+    """Whether the column's values are stored as Postgres text, whatever their type is. This is so for a
+    Postgres target.
+    """
     return column.reader == TEXT
 
 
 def typed(column: Column) -> Column:
-    """The same column with typed values; enums and extension types become text."""
+    """Return the column with the Arrow type of its Postgres type, also if its values are stored as text.
+    Enums and extension types have the type string.
+    """
     if not is_text_form(column):
         return column
     reader = builtin_reader(column.type_oid) or TEXT
@@ -37,8 +41,8 @@ def typed(column: Column) -> Column:
 
 
 def plain_text(values: pa.Array) -> pa.Array:
-    """Values as text that Spark writes and Postgres reads. Floats are not supported, because programs differ
-    in their text.
+    """Convert values to the text that Spark's CAST gives and that Postgres can parse. Does not support
+    floats, because Spark and Postgres write them differently.
     """
     if pa.types.is_string(values.type):
         return values
@@ -51,12 +55,14 @@ def plain_text(values: pa.Array) -> pa.Array:
 
 
 def array_text(values: pa.Array) -> pa.Array:
-    """Lists of texts in Postgres' array syntax."""
+    """Convert lists of texts to text in Postgres' array syntax."""
     return pa.array([None if each is None else _array_text(each) for each in values.to_pylist()], pa.string())
 
 
 def with_elements(values: pa.ListArray, elements: pa.Array) -> pa.ListArray:
-    """Lists of the same lengths, with other elements: one for each element of `values.flatten()`."""
+    """Return lists with the lengths and nulls of `values`, but with other elements. `elements` has one for
+    each element of `values.flatten()`.
+    """
     lengths = pc.fill_null(pc.list_value_length(values), 0).cast(pa.int32())
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
     return pa.ListArray.from_arrays(offsets, elements, mask=values.is_null() if values.null_count else None)
@@ -109,7 +115,7 @@ _BOOLEANS: Final = {
 
 
 def parse_cast(name: str) -> pa.DataType:
-    """A type by its Spark SQL name. Raises `ValueError` for unsupported names."""
+    """Return the Arrow type for a Spark SQL type name. Raises `ValueError` for an unsupported name."""
     plain = name.strip().lower()
     match = _DECIMAL.fullmatch(plain)
     if match is not None and 1 <= int(match[1]) <= 38 and int(match[2]) <= int(match[1]):
@@ -122,7 +128,9 @@ def parse_cast(name: str) -> pa.DataType:
 
 
 def postgres_type(arrow_type: pa.DataType) -> tuple[int, int]:
-    """OID and modifier of the same type in Postgres."""
+    """Return the OID and the type modifier of the Postgres type for one of the types that `parse_cast`
+    returns.
+    """
     if pa.types.is_decimal(arrow_type):
         return _NUMERIC_OID, (arrow_type.precision << 16 | arrow_type.scale) + 4
     name = next(name for name, known in TYPE_NAMES.items() if known == arrow_type)
@@ -162,8 +170,8 @@ def keeps_apart(given: pa.DataType, wanted: pa.DataType) -> bool:
 def cast_values(
     values: pa.Array, wanted: pa.DataType, texts: pa.Array | None = None
 ) -> tuple[pa.Array, Bools]:
-    """The cast values, and which casts failed. `texts` has the exact text of values that the source type
-    cannot hold.
+    """Cast values. Returns the results, and a mask of the casts that failed. `texts`: the exact text of
+    values that the source type cannot hold, null for all other values.
     """
     found, failed = _cast(values, wanted)
     if texts is not None:
@@ -211,7 +219,7 @@ def _parsed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(wanted):
         return by_value(trimmed, lambda text: _decimal(text, wanted), wanted)
     if pa.types.is_timestamp(wanted) and wanted.tz:
-        # UTC if there is no zone
+        # a text without a time zone is in UTC
         trimmed = pc.if_else(
             pc.match_substring_regex(trimmed, _ZONED), trimmed, pc.binary_join_element_wise(trimmed, "Z", "")
         )
@@ -224,7 +232,7 @@ def _parsed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _decimal(text: str, wanted: pa.DataType) -> Decimal:
-    """Parse a decimal without rounding. Uses Python, because Arrow parses some overlong numbers
+    """Parse a decimal without rounding. Uses Python's `Decimal`, because Arrow parses some overlong numbers
     incorrectly.
     """
     exact = Context(prec=wanted.precision, traps=[Inexact, InvalidOperation, Overflow])

@@ -1,7 +1,7 @@
 """Column transforms: keep, rename, hash with a key, mask, cast.
 
-HMAC-SHA-256 of the value's text in one fixed form, as 64 hexadecimal digits. Null stays null. An array is
-hashed element by element, so that it can still be unnested and joined.
+A hash is the HMAC-SHA-256 of the value's canonical text, as 64 hexadecimal digits. Null stays null. An array
+is hashed element by element, so that queries can still unnest and join it. The canonical texts are:
 
 | type | text |
 |---|---|
@@ -61,7 +61,7 @@ def hashed_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def hash_values(values: pa.Array, key: Secret) -> pa.Array:
-    """Hash values of a type for which `can_hash` is true."""
+    """Return the hashes of the values. `can_hash` must be true for their type."""
     if pa.types.is_list(values.type):
         return with_elements(values, hash_values(values.flatten(), key))
     digest = _digester(key)
@@ -69,7 +69,9 @@ def hash_values(values: pa.Array, key: Secret) -> pa.Array:
 
 
 def hash_texts(texts: pa.Array, key: Secret, arrow_type: pa.DataType) -> pa.Array:
-    """The canonical text of values that a column type cannot hold, from Postgres' text."""
+    """Return the hashes of values that their column type cannot hold. `texts` has the Postgres text of each,
+    and null for all other values.
+    """
     digest = _digester(key)
     is_number = pa.types.is_decimal(arrow_type)
     found = [
@@ -103,7 +105,7 @@ def _text_of(value: object) -> str | bytes:
 
 
 def _plain_number(text: str) -> str:
-    """The number without insignificant zeros; `NaN` and infinities unchanged."""
+    """Return the number without insignificant zeros. `NaN` and infinities are not changed."""
     text = text.rstrip("0").rstrip(".") if _NUMBER.fullmatch(text) else text
     return "0" if text in ("-0", "") else text
 
@@ -128,8 +130,9 @@ def can_mask(arrow_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A text of at most `first` + `last` characters is masked completely. Null stays null. The elements of an
-    array are masked.
+    """Replaces a text by its first `first` and last `last` characters, with three stars between them. A text
+    of at most `first + last` characters becomes three stars. Null stays null. Each element of an array is
+    masked.
     """
 
     first: int = 0
@@ -154,8 +157,8 @@ _TEXT_OID, _TEXTS_OID = 25, 1009
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """Values of a column, and the exact texts of values that the type cannot hold (None without such
-    values).
+    """Values of a column, and the exact texts of those that the column type cannot hold. `texts` is None if
+    there are no such values.
     """
 
     values: pa.Array
@@ -174,7 +177,7 @@ class Action(ABC):
     """A transform of one column's values. Sent to the executors."""
 
     keeps_apart = True
-    """Whether the action maps different values to different values."""
+    """Whether the action converts different values to different results."""
 
     @abstractmethod
     def why_not(self, column: Column) -> str | None:
@@ -190,7 +193,7 @@ class Action(ABC):
     @property
     @abstractmethod
     def fault(self) -> str:
-        """The reason for rejecting a value."""
+        """The end of the reason for rejecting a value, such as "cannot be hashed"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,7 @@ class Masked(Action):
         values = self.mask(given.values)
         if given.texts is None:
             return Made(values)
-        # Only nested arrays have separate exact texts, which are masked too.
+        # Of the types that can be masked, only nested arrays have exact texts. They are masked completely.
         stars = _listed(Mask()(given.texts)) if pa.types.is_list(values.type) else Mask()(given.texts)
         return Made(pc.if_else(given.texts.is_valid(), stars, values))
 
@@ -300,7 +303,7 @@ class MadeColumn:
 
     @property
     def keeps_apart(self) -> bool:
-        """Whether the column can be part of a key."""
+        """Whether different source values have different target values, as a key column requires."""
         if isinstance(self.action, CastTo):
             return self.action.mask is None and keeps_apart(
                 typed(self.source).arrow_type, parse_cast(self.action.name)
@@ -331,7 +334,7 @@ class MadeColumn:
 
 
 def _listed(values: pa.Array) -> pa.Array:
-    """Each value as a list of one."""
+    """Return a list with a single element for each value."""
     return pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
 
 
@@ -340,7 +343,7 @@ def _written(values: pa.Array) -> pa.Array:
 
 
 def read_texts(values: pa.Array, column: Column) -> Given:
-    """Parse values in the source's text form to typed values."""
+    """Parse values that are stored as Postgres text to typed values."""
     decoded, shown, _ = decode_readable(values, typed(column))
     if decoded.inexact is None:
         return Given(decoded.values)
@@ -348,8 +351,8 @@ def read_texts(values: pa.Array, column: Column) -> Given:
 
 
 def faults(made: Mapping[MadeColumn, Made], count: int) -> tuple[Bools, list[tuple[str, Bools]]]:
-    """A mask of the rows with a value that could not be transformed, and for each reason the mask of its
-    rows.
+    """Return a mask of the rows with a value that could not be transformed, and the reasons, each with a mask
+    of the rows that it concerns.
     """
     found = [
         (f"column {column.source.name!r} holds a value that {column.action.fault}", each.failed)

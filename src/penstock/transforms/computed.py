@@ -1,5 +1,5 @@
-"""Target columns that Spark computes from source columns, the query for them, and checks that a target can
-store them.
+"""Target columns that Spark computes from source columns, the query that computes them, and the check that a
+target can store their types.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The Spark query over the rows of a table. Sent to the executors."""
+    """A query that Spark evaluates for each row of a table. Sent to executors."""
 
     text: str
     condition_columns: tuple[str, ...] | None = None
-    """The source columns that its condition depends on; None: it has no condition."""
+    """The source columns that the query's condition depends on; None if the query has no condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Computed:
     needs: tuple[str, ...]
     arrow_type: pa.DataType
     is_text_form: bool = False
-    """Whether the target column has the Postgres text form."""
+    """Whether the target column stores values as Postgres text."""
 
     @property
     def column(self) -> Column:
@@ -83,7 +83,7 @@ class Computed:
 
 
 def read_kind(kind: str) -> pa.DataType | None:
-    """The target type of a Spark type in JSON form; None if no target supports it."""
+    """Return the target type for a Spark type in JSON form; None if no target supports it."""
     return _type_of(json.loads(kind))
 
 
@@ -113,7 +113,8 @@ def _text(values: pa.Array) -> pa.Array:
 
 
 Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], Analysis]
-"""Plans a query over a table with these columns. Raises `ConfigError` if it cannot be evaluated row by row.
+"""Function that plans a query over a table with the given columns. Raises `ConfigError` if the query cannot
+be evaluated row by row.
 """
 
 TargetColumn = MadeColumn | Computed
@@ -122,25 +123,31 @@ _UNNAMED = re.compile(r"[\s(){},;=]")
 
 
 def ask_spark(text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
-    """Plan a query with Spark. Called only in the driver, or in a process without Spark; it starts Spark."""
+    """Plan a query with Spark. Starts Spark if it is not running, so call it only in the driver, or in a
+    process that does not use Spark.
+    """
     from penstock.spark.query_plan import analysed
 
     return analysed(text, columns)
 
 
 def query_of(where: str) -> str:
-    """The query for a filter condition. The condition may end with a comment."""
-    return f"SELECT * FROM source WHERE (\n{where}\n)"  # noqa: S608 - Spark is asked what it is, before anything is run
+    """Return the query for a filter condition. The closing bracket is on the next line, because the condition
+    may end with a comment.
+    """
+    return f"SELECT * FROM source WHERE (\n{where}\n)"  # noqa: S608 - Spark checks the query first
 
 
 def spark_columns(source: TableSchema) -> tuple[tuple[str, pa.DataType], ...]:
-    """The columns available to a query: typed, regardless of their stored form."""
+    """Return the name and the type of each column that a query can use. A column that is stored as text has
+    the type of its values.
+    """
     return tuple((column.name, typed(column).arrow_type) for column in source.columns)
 
 
 def target_columns(analysis: Analysis, source: TableSchema) -> tuple[TargetColumn, ...]:
-    """The columns of a query's result. Raises `ValueError` with the reason if no target supports one
-    of them.
+    """Return the target columns for the columns of a query's result. Raises `ValueError` with the reason if
+    no target supports one of them.
     """
     return tuple(_target_column(each, place, source) for place, each in enumerate(analysis.columns))
 

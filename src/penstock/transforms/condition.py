@@ -29,8 +29,8 @@ _MOST_DIGITS = 76
 
 
 def is_comparable(left: pa.DataType, right: pa.DataType) -> bool:
-    """Whether Spark compares the two types without conversion, or as numbers. False for decimals with floats,
-    because Spark rounds these.
+    """Whether Spark compares the two types without conversion, or as numbers. False for a decimal and a
+    float, because Spark rounds the decimal.
     """
     mixed = (pa.types.is_decimal(left) and pa.types.is_floating(right)) or (
         pa.types.is_floating(left) and pa.types.is_decimal(right)
@@ -48,7 +48,9 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def compare(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
-    """`sign` is an SQL comparison operator, or `<=>`, which is never null."""
+    """Compare two columns as Spark does. `sign` is an SQL comparison operator. The result of `<=>` is never
+    null.
+    """
     if sign == "<=>":
         equal = compare("=", left, right)
         return pc.if_else(
@@ -56,7 +58,7 @@ def compare(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
         )
     left, right = _alike(left, right)
     if pa.types.is_floating(left.type):
-        # NaN is greater than every number, so ranks are compared where either side is NaN.
+        # In Spark NaN equals NaN and is greater than every number. Where either side is NaN, compare ranks.
         left_rank, right_rank = pc.is_nan(left).cast(pa.int8()), pc.is_nan(right).cast(pa.int8())
         odd = pc.or_(pc.is_nan(left), pc.is_nan(right))
         return pc.if_else(odd, _COMPARE[sign](left_rank, right_rank), _COMPARE[sign](left, right))
@@ -64,7 +66,7 @@ def compare(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def _alike(left: pa.Array, right: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Two numeric columns, cast to a common type."""
+    """Cast two columns to a common type. `is_comparable` must be true for their types."""
     kinds = (left.type, right.type)
     if kinds[0] == kinds[1]:
         return left, right
@@ -89,16 +91,16 @@ def like(values: pa.Array, pattern: str) -> pa.Array:
 
 
 class NotSimple(Exception):
-    """The condition cannot be evaluated here; the message says why. Spark can evaluate it."""
+    """Only Spark can evaluate the condition. The message names the part that this module does not support."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """The columns that a condition names."""
+    """The values of the columns that a condition names."""
 
     columns: Mapping[str, pa.Array]
     missing: Mapping[str, Bools]
-    """Columns with some missing values."""
+    """For each column with missing values, the mask of these values."""
     count: int
 
     def absent(self, name: str) -> Bools:
@@ -107,7 +109,9 @@ class Values:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TriState:
-    """For each row: true, false, null (neither), or missing."""
+    """The result of a condition for each row: true (`yes`), false (`no`) or missing. A result for which none
+    of the three masks is set is null.
+    """
 
     yes: Bools
     no: Bools
@@ -125,7 +129,9 @@ class Operand(Protocol):
     def names(self) -> Iterator[str]: ...
 
     def type_in(self, types: Mapping[str, pa.DataType]) -> pa.DataType:
-        """The expression's type. Raises `NotSimple` if it is not supported."""
+        """Return the type of the expression's values. Raises `NotSimple` if the expression is not
+        supported.
+        """
 
     def values(self, rows: Values) -> tuple[pa.Array | pa.Scalar, Bools]: ...
 
@@ -162,7 +168,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A cast that cannot fail; other casts are not supported."""
+    """A cast. Supports only casts that cannot fail."""
 
     operand: Operand
     arrow_type: pa.DataType
@@ -192,10 +198,12 @@ class Cast:
 class Condition(Protocol):
     @property
     def names(self) -> Iterator[str]:
-        """The columns that it depends on."""
+        """The names of the columns that the condition depends on."""
 
     def check(self, types: Mapping[str, pa.DataType]) -> None:
-        """Raise `NotSimple` if columns of these types cannot be evaluated as Spark does."""
+        """Raise `NotSimple` if the condition cannot be evaluated for columns of these types with the same
+        result as in Spark.
+        """
 
     def judge(self, rows: Values) -> TriState: ...
 

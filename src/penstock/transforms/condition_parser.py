@@ -1,8 +1,8 @@
-"""Parse the part of Spark SQL conditions that is evaluated without Spark.
+"""Parse filter conditions that can be evaluated without Spark.
 
-Comparisons, `AND`, `OR`, `NOT`, `IN`, `BETWEEN`, `LIKE`, `IS NULL`, literals of plain types, and casts that
-cannot fail. Everything else raises `NotSimple`; a condition that is parsed here has the same meaning as in
-Spark.
+Supported are comparisons, `AND`, `OR`, `NOT`, `IN`, `BETWEEN`, `LIKE`, `IS NULL`, literals of plain types,
+and casts that cannot fail. For every other condition the parser raises `NotSimple`. A parsed condition has
+the same meaning as in Spark SQL.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _INT64 = 1 << 63
 
 def parse_condition(text: str, columns: Mapping[str, pa.DataType]) -> Condition:
     """Parse the condition, and check it against the columns' types. Raises `NotSimple` if only Spark can
-    evaluate it.
+    evaluate the condition.
     """
     found = _Parser(_tokens(text), columns).parse()
     found.check(columns)
@@ -123,7 +123,7 @@ class _Parser:
         return token
 
     def _word(self, *words: str) -> bool:
-        """Consume these words if they are next."""
+        """Consume these words if they are the next tokens. Returns whether they were."""
         ahead = self._tokens[self._at : self._at + len(words)]
         if [text.lower() for kind, text in ahead if kind == "word"] != list(words):
             return False
@@ -215,8 +215,8 @@ class _Parser:
         return None
 
     def _compared(self, sign: str, left: Operand, right: Operand) -> Condition:
-        """A comparison of two expressions. As in Spark, a text that is compared with a date or time is
-        converted to it, and a number that is compared with a float becomes a float.
+        """Return the comparison of two expressions. As in Spark, a text literal beside a date or time becomes
+        a date or time, and a decimal literal beside a float becomes a float.
         """
         return Compared(
             sign, _suited(left, right.type_in(self._columns)), _suited(right, left.type_in(self._columns))
@@ -266,7 +266,9 @@ class _Parser:
 
 
 def _resolve(text: str, columns: Collection[str]) -> str:
-    """Resolve a column name. Names are case-sensitive, as everywhere in the configuration."""
+    """Return the name if it is a column; otherwise raise `ConfigError`. Names are case-sensitive, as
+    everywhere in the configuration.
+    """
     if text not in columns:
         raise ConfigError(
             f"there is no column {text!r}", hint=f"the columns are {', '.join(sorted(columns))}"
@@ -313,7 +315,7 @@ def _date(text: str) -> pa.Scalar:
 
 
 def _time(text: str, zone: str | None) -> pa.Scalar:
-    """Parse a timestamp; with a time zone it is in UTC."""
+    """Parse a timestamp literal. If the type has a time zone (`zone`), the literal is in UTC."""
     try:
         known = re.fullmatch(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d:\d\d(\.\d{1,6})?)?", text)
         value = datetime.fromisoformat(text).replace(tzinfo=UTC if zone else None) if known else _none()

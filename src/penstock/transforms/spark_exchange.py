@@ -1,7 +1,8 @@
-"""Exchange rows with Spark through files: write the values a query needs, read its results, match them by row
-number.
+"""Exchange rows with Spark through files: write the values that a query needs, read the query's results, and
+match the results to the rows by row number.
 
-Rows or changes are sent in numbered groups; a row's number consists of its group's number and its index.
+Rows or changes are sent in numbered groups. A row number combines the number of the group and the row's index
+in the group.
 """
 
 from __future__ import annotations
@@ -33,27 +34,29 @@ class Queries(Protocol):
     """Evaluates queries with Spark."""
 
     def answer(self, fitted: Fitted, files: Sequence[str], directory: str) -> None:
-        """Evaluate the query of `fitted` for all rows of `files`, written by `write_questions`, into files of
-        a new directory.
+        """Evaluate the query of `fitted` for all rows of `files`, which `write_questions` wrote. Write the
+        results to files in `directory`, which must not exist yet.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """Spark's results in row order: for each column, and for the condition, a struct with one field. The
-    struct is null if Spark raised an error.
+    """Spark's results in row order. The table has a struct column with one field for each computed column,
+    and one for the condition. A struct is null if Spark raised an error for its row.
     """
 
     table: pa.Table
 
     def column(self, computed: Computed) -> tuple[pa.Array, Bools]:
-        """The values of a column, and a mask of those that failed."""
+        """Return the values of a computed column in the target's form, and a mask of the rows for which Spark
+        raised an error.
+        """
         values, failed = self._tried(str(computed.place))
         return computed.written(values), failed
 
     @property
     def where(self) -> tuple[pa.Array, Bools]:
-        """The values of the condition, and a mask of those that failed."""
+        """The values of the condition, and a mask of the rows for which Spark raised an error."""
         return self._tried(WHERE)
 
     def _tried(self, name: str) -> tuple[pa.Array, Bools]:
@@ -68,7 +71,9 @@ class Answers:
 
 
 def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) -> str | None:
-    """Write the columns that Spark needs. Returns the path of the file; None if there are no rows."""
+    """Write the columns that Spark needs to a file. Returns the path of the file; None if there are no
+    rows.
+    """
     if not rows.num_rows:
         return None
     if (
@@ -89,7 +94,9 @@ def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) 
 
 
 def read_answers(fitted: Fitted, directory: str, group: int, count: int) -> Answers:
-    """Read the results of a group of `count` rows."""
+    """Read Spark's results for the `count` rows of a group. Raises `SinkError` if the number of results
+    differs.
+    """
     if not count:
         return Answers(pa.table({}))
     number, first = row_column(fitted.source.column_names), group << _ROW_BITS

@@ -1,6 +1,7 @@
-"""Transformed changes, as files like those of the spool, so that sinks need not know about transforms.
+"""Write transformed changes to files in the format of the spool, so that sinks need not know about
+transforms.
 
-Runs on executors. For each file that is read, one file is written, unless it would have no rows.
+Runs on executors. Each group of slices becomes one file, or no file if no row is left.
 """
 
 from __future__ import annotations
@@ -41,20 +42,21 @@ from penstock.transforms.transform import Fitted
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """Changes of one table with one schema, in order. Sent to an executor."""
+    """Slices of changes to transform, in order. All are of one table and one schema. Sent to an executor."""
 
     slices: tuple[FileSlice, ...]
     fitted: Fitted
     directory: str
     together: bool
-    """Whether all changes have to be transformed together."""
+    """Whether all slices form one group, because results may depend on values in other slices."""
     first: int = 0
-    """The number of the first group of changes, among all groups of the table and schema."""
+    """The number of the task's first group. Groups are numbered across all tasks of one table and schema."""
     answers: str | None = None
-    """The directory with the results of Spark expressions, if there are any."""
+    """The directory with the results of Spark expressions; None if the transform has no Spark expressions."""
 
     @property
     def groups(self) -> Iterator[tuple[int, Sequence[FileSlice]]]:
+        """The slices that are transformed together, with the number of each such group."""
         groups = [self.slices] if self.together else [(slice,) for slice in self.slices]
         return enumerate(groups, self.first)
 
@@ -62,8 +64,8 @@ class StageTask:
 def plan_stages(
     slices: Sequence[FileSlice], fitted: Fitted, directory: Path, parallelism: int
 ) -> list[StageTask]:
-    """Divide changes into tasks. All changes are in one task if some have unchanged TOAST values on which a
-    result may depend.
+    """Divide the slices into at most `parallelism` tasks. All slices are in one task if some changes lack
+    unchanged TOAST values on which a result of the transform may depend.
     """
     if needs_all_changes(slices, fitted):
         return [StageTask(tuple(slices), fitted, str(directory), together=True)]
@@ -75,13 +77,13 @@ def plan_stages(
 
 
 def needs_all_changes(slices: Sequence[FileSlice], fitted: Fitted) -> bool:
-    """Whether some changes have unchanged TOAST values on which a result may depend."""
+    """Whether some changes lack unchanged TOAST values on which a result of the transform may depend."""
     counts = sum((slice.file.counts for slice in slices), ChangeCounts())
     return bool(fitted.needs_earlier_values and counts.unchanged)
 
 
 def ask(task: StageTask) -> list[str]:
-    """Write the input of Spark expressions; returns the files."""
+    """Write the input of Spark expressions to files. Returns the paths of the files."""
     fitted = task.fitted
     found = (
         write_questions(fitted, read_source(group, fitted.source), task.directory, number)
@@ -91,8 +93,8 @@ def ask(task: StageTask) -> list[str]:
 
 
 def stage(task: StageTask) -> list[FileSlice]:
-    """Write the transformed changes; returns the files in the order of the changes. Raises `RowRefusedError`
-    if a change is rejected.
+    """Write the transformed changes to files. Returns these files as slices, in the order of the changes.
+    Raises `RowRefusedError` if the transform rejects a change.
     """
     return [found for number, group in task.groups if (found := _stage(group, number, task)) is not None]
 
@@ -106,10 +108,10 @@ def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSli
         return None
     path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
     with storage.open_new(path) as file:
-        # As in the spool, so that the file size tells how many bytes are read.
+        # Uncompressed, as in the spool: file sizes are used as the amount of data to read.
         pq.write_table(kept, file, compression="none", use_dictionary=False)
     counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
-    # The positions of the rows are not used: replayed dead letters have earlier positions.
+    # The range is that of the slices: replayed dead letters keep earlier positions in their rows.
     low = min(
         slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1)
         for slice in slices
@@ -120,13 +122,13 @@ def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSli
 
 
 def read_source(slices: Sequence[FileSlice], source: TableSchema) -> pa.Table:
-    """Read spooled changes with the source's columns."""
+    """Read spooled changes. The result has the source's columns and the metadata columns."""
     columns = pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns])
     return read_slices(slices, Layout(columns, source.key, Mode.MIRROR))
 
 
 def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
-    """The kept rows. Raises an error if any row is rejected."""
+    """Return the kept rows. Raises `RowRefusedError` if the transform rejected any row."""
     if outcome.refused.num_rows:
         reason, count = next(iter(outcome.reasons.items()))
         raise RowRefusedError(
@@ -138,11 +140,13 @@ def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
 
 
 def divert_rejected(outcome: Outcome, source: TableSchema, on_rejected: OnRejected | None) -> pa.Table:
-    """The kept rows. Rejected rows are passed to `on_rejected`; without `on_rejected` they raise an error."""
+    """Return the kept rows, and pass the rejected rows to `on_rejected`. Without `on_rejected`, a rejected
+    row raises `RowRefusedError`.
+    """
     if on_rejected is None:
         return kept_of(outcome, source)
     for batch in outcome.refused.to_batches():
-        own = batch.num_columns - 1  # a table may have a column with the name of `REASON`
+        own = batch.num_columns - 1  # the last column is `REASON`
         on_rejected(
             batch.select(list(range(own))),
             [RowRefusedError(reason) for reason in batch.column(own).to_pylist()],
@@ -152,13 +156,17 @@ def divert_rejected(outcome: Outcome, source: TableSchema, on_rejected: OnReject
 
 @dataclass(frozen=True, slots=True)
 class BatchTransform:
-    """Transforms the rows of a snapshot chunk. Sent to the executors."""
+    """Callable that transforms the rows of a snapshot chunk. Sent to executors."""
 
     fitted: Fitted
     answers: str | None = None
-    """The directory with the results of Spark expressions, batch by batch, if there are any."""
+    """The directory with the results of Spark expressions, numbered by batch; None if the transform has no
+    Spark expressions.
+    """
     on_rejected: OnRejected | None = None
-    """Takes rejected rows. It gets all rejected rows of a batch before the next batch is requested."""
+    """The function that takes rejected rows. It gets all rejected rows of a batch before the next batch is
+    requested. None: a rejected row raises an error.
+    """
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fitted = self.fitted
@@ -172,7 +180,9 @@ class BatchTransform:
 
 @dataclass(frozen=True, slots=True)
 class KeysTask:
-    """A file with keys or rows that changed during a snapshot."""
+    """A file to transform. It contains the keys of rows that changed during a snapshot (`is_keys`), or these
+    rows.
+    """
 
     path: str
     fitted: Fitted
@@ -183,12 +193,14 @@ class KeysTask:
 
 
 def ask_rows(task: KeysTask) -> str | None:
-    """Write the input of Spark expressions; returns the file, or None if there are no rows."""
+    """Write the input of Spark expressions to a file. Returns its path; None if there are no rows."""
     return write_questions(task.fitted, _source_rows(task), task.directory, task.index)
 
 
 def restage(task: KeysTask, on_rejected: OnRejected | None = None) -> SnapshotFile:
-    """Transform the keys or rows. `on_rejected` receives rejected rows."""
+    """Write the transformed keys or rows to a new file, and return this file. `on_rejected` takes rejected
+    rows; without it, a rejected row raises an error.
+    """
     return _keys(task) if task.is_keys else _rows(task, on_rejected)
 
 

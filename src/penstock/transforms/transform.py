@@ -1,8 +1,10 @@
-"""`Transform`: the transform of a table as configured, and `Fitted`, the same for one schema of the source.
+"""`Transform`: the configured transform of a table. `Fitted`: the transform adapted to one schema of the
+source table.
 
-Rows and changes are transformed one by one. There are two exceptions, because a change may lack unchanged
-values of its row: see `values.py`. A change that no longer passes the filter becomes a delete of its key,
-whether or not the target has the row.
+Each row and each change is transformed on its own, with two exceptions for changes that lack unchanged TOAST
+values (see `values.py`): missing values are taken from earlier changes of the row, and a change is rejected
+if neither these nor the target have the values. An update that does not pass the filter becomes a delete of
+its key, whether or not the target has the row.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from penstock.transforms.condition_parser import parse_condition
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The transform of one table as configured. Sent to the executors."""
+    """The configured transform of one table. Sent to executors."""
 
     drop: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -49,18 +51,18 @@ class Transform:
     cast: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
     sql: str | None = None
-    """A complete query over the table; it replaces the column transforms and the filter."""
+    """A complete Spark query over the table. It replaces the column transforms and the filter."""
     key: Secret | None = None
     """The secret key for hashes."""
     needs_key: bool = True
     """Whether the target needs a key; false for table mode append."""
     analyse: Analyse = field(default=ask_spark, compare=False, repr=False)
-    """Plans queries."""
+    """The function that plans queries with Spark."""
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint: transforms with different results have different fingerprints. It does not reveal the
-        secret key.
+        """A digest of the transform's configuration. Transforms with different results have different
+        fingerprints. The fingerprint does not reveal the secret key.
         """
         document = {
             "drop": sorted(self.drop),
@@ -75,15 +77,17 @@ class Transform:
         return hmac.new(secret, json.dumps(document).encode(), hashlib.sha256).hexdigest()[:16]
 
     def schema(self, source: TableSchema) -> TableSchema:
-        """The target's schema. Raises `TransformError` if the transform does not fit the table."""
+        """Return the target's schema for a source table. Raises `TransformError` if the transform does not
+        fit the table.
+        """
         return self.fit(source).schema
 
     def needs_spark(self, source: TableSchema) -> bool:
-        """Whether Spark has to evaluate the transform of the table."""
+        """Whether Spark has to evaluate the transform's filter or query."""
         return self.sql is not None or (self.where is not None and self._condition(source) is None)
 
     def fit(self, source: TableSchema) -> Fitted:
-        """Adapt the transform to a schema of the table. Called in the driver; may start Spark."""
+        """Adapt the transform to a schema of the source table. Called in the driver; may start Spark."""
         if source.members is not None:
             _refuse(source, "it is routed from several tables, and a routed table cannot be transformed")
         condition, query = None, None
@@ -129,8 +133,8 @@ class Transform:
             _refuse(source, f"{'where' if self.sql is None else 'sql'}: {error.message}", error.hint)
 
     def _check_named(self, source: TableSchema) -> None:
-        """Raise an error for a column of the transform that the table lacks: a renamed column would reach the
-        target untransformed.
+        """Raise an error if the table lacks a column that the transform names. Otherwise a column that was
+        renamed in the source would reach the target untransformed.
         """
         for name in (*self.drop, *self.rename, *self.hash, *self.mask, *self.cast):
             if name not in source.column_names:
@@ -183,16 +187,18 @@ class Transform:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A transform for one schema of a table. Sent to the executors."""
+    """A transform adapted to one schema of the source table. Sent to executors."""
 
     source: TableSchema
     made: tuple[TargetColumn, ...]
     key: tuple[str, ...]
-    """Key columns by their target names."""
+    """The target names of the key columns."""
     condition: Condition | None
     fingerprint: str
     query: Query | None = None
-    """The query that Spark evaluates; if it has a condition, that is the filter."""
+    """The query that Spark evaluates; None if the transform does not need Spark. If the query has a
+    condition, this condition is the filter.
+    """
 
     @cached_property
     def schema(self) -> TableSchema:
@@ -210,14 +216,14 @@ class Fitted:
 
     @property
     def needs_earlier_values(self) -> bool:
-        """Whether unchanged values are looked up in earlier changes, because the filter or a computed column
-        depends on them.
+        """Whether unchanged TOAST values have to be taken from earlier changes, because the filter or a
+        computed column depends on them.
         """
         return self.is_filter or any(len(each.needs) > 1 for each in self.computed)
 
     @property
     def condition_columns(self) -> Iterator[Column]:
-        """The columns that the filter depends on."""
+        """The source columns that the filter depends on."""
         names: set[str] = set()
         if self.condition is not None:
             names = set(self.condition.names)
@@ -227,7 +233,7 @@ class Fitted:
 
     @property
     def query_columns(self) -> Iterator[Column]:
-        """The columns that Spark needs."""
+        """The source columns that Spark needs to evaluate `query`."""
         needs = {name for each in self.computed for name in each.needs}
         if self.query is not None:
             needs |= set(self.query.condition_columns or ())
@@ -243,8 +249,8 @@ class Fitted:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """For each source column, the target columns that are computed from it alone. Such a target column is
-        unchanged TOAST if the source column is.
+        """For each source column, the names of the target columns that are computed from it alone. Such a
+        target column is unchanged TOAST if the source column is.
         """
         found: dict[str, tuple[str, ...]] = {}
         for each in self.made:
@@ -259,8 +265,8 @@ class Fitted:
 
 
 def key_columns(source: TableSchema, made: tuple[TargetColumn, ...]) -> tuple[MadeColumn, ...]:
-    """Target key columns computed from the source's key, in the target's order. If several are computed from
-    the same column, only the first is included.
+    """Return the target columns that are made from the source's key columns, in the target's order. If
+    several are made from the same key column, only the first is included.
     """
     found: dict[str, MadeColumn] = {}
     for each in made:
@@ -270,7 +276,9 @@ def key_columns(source: TableSchema, made: tuple[TargetColumn, ...]) -> tuple[Ma
 
 
 def is_made_by(target: Target, transform: Transform | None) -> bool:
-    """Whether the target's rows were computed with the current transform, as far as the target records it."""
+    """Whether the target's rows were made with `transform`; None stands for no transform. If the target does
+    not record how its rows were made, returns True if it has an applied position or `transform` is None.
+    """
     if target.origin is None:
         return target.applied is not None or transform is None
     return target.origin.made_by == ("" if transform is None else transform.fingerprint)

@@ -1,9 +1,9 @@
 """Source values as a transform needs them: typed values, values missing from a change, and values filled in
 from earlier changes of the same row and epoch.
 
-The filter decides on each change separately. It may leave out a change with values that a later change of the
-row lacks. So missing values are first filled in from earlier changes of the epoch. A value that is still
-missing did not change in the epoch. If the target has the row, it has the value.
+The filter decides on each change separately. It may leave out a change that has values which a later change
+of the same row lacks. So `fill` first copies missing values from earlier changes of the epoch. A value that
+is still missing did not change in the epoch, so the target has it if the target has the row.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def given_values(rows: pa.Table, name: str) -> Given:
 
 
 def typed_values(rows: pa.Table, column: Column) -> Given:
-    """Typed values, even if the column stores the source's text."""
+    """Return the column's values in their own type, even if the column stores the source's text."""
     given = given_values(rows, column.name)
     return read_texts(given.values, column) if is_text_form(column) else given
 
 
 def inexact(given: Given) -> Bools:
-    """Mask of the values that their type cannot hold."""
+    """Mask of the values that the column type cannot hold."""
     return np.zeros(len(given.values), np.bool_) if given.texts is None else as_bools(given.texts.is_valid())
 
 
 class Absences:
-    """Unchanged TOAST values that changes lack."""
+    """Finds the changes that lack an unchanged TOAST value."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._count = rows.num_rows
@@ -61,13 +61,17 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filled:
-    """`changes` in commit order, with the missing values that other changes of the epoch have."""
+    """The result of `fill`: `changes` in commit order, with missing values copied from earlier changes of the
+    same row.
+    """
 
     changes: pa.Table
     chains: RowChains
 
     def orphans(self, left_out: Bools) -> Bools:
-        """Rows that lack a value that the target lacks too, because the filter left out their insert."""
+        """Mask of the changes that lack a value which the target lacks too, because the filter left out the
+        insert of the row. `left_out`: mask of the changes that the filter left out.
+        """
         count = self.changes.num_rows
         lacking = np.flatnonzero(np.asarray(self.changes.column(UNCHANGED).is_valid()))
         inserts = np.flatnonzero(left_out & self.chains.is_insert)
@@ -104,8 +108,8 @@ def fill(changes: pa.Table, key: tuple[str, ...]) -> Filled:
 
 
 def _codes(changes: pa.Table, key: tuple[str, ...]) -> Rows:
-    """A number for each key. After a truncate the same key has another number. A truncate has a separate
-    number.
+    """Return a number for each change; changes with the same key have the same number. After a truncate, each
+    key has a new number. Each truncate has a number that no key has.
     """
     (codes,) = key_codes([changes], key)
     truncates = is_kind(changes, ChangeType.TRUNCATE)
@@ -131,8 +135,8 @@ def _with(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def target_lists(column: pa.ChunkedArray, names: Mapping[str, Sequence[str]]) -> pa.Array | pa.ChunkedArray:
-    """`_unchanged` with target names; a source name may become any number of target names. An empty list
-    becomes null.
+    """Convert the lists in `_unchanged` from source columns to target columns. `names`: for each source
+    column the target columns, of which there may be none or several. An empty list becomes null.
     """
     if column.null_count == len(column):
         return column

@@ -74,7 +74,7 @@ def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(
         assert behind.safe_wal_bytes is not None
         assert behind.safe_wal_bytes < level.safe_wal_bytes - (64 << 20)
         assert behind.warnings[0].startswith(
-            "wal_status is extended: the slot keeps more WAL than max_wal_size, "
+            "wal_status is extended: the slot keeps more WAL than max_wal_size; "
         )
         assert source.status is not None
         assert source.status.failure is None, "a warning is not an error"

@@ -35,24 +35,26 @@ class PollingCapture(ChangeCapture):
     """Captures tables by querying them for changed rows.
 
     Polling finds less than the WAL contains. A row that changed several times between two polls is returned
-    once, in its last state. Changes within a poll have no order. A truncate is returned as a truncate or as
-    deletes, and deletes only with `rules.deletes`. Every table needs a key. A position is the WAL position at
-    the poll.
+    once, in its last state. Changes within a poll have no order. Deletes are found only with `rules.deletes`;
+    a truncate is then returned as a truncate or as deletes. Every table needs a key. A position is the WAL
+    position at the poll.
 
-    With a cursor column, a change is found only if the writer increases the column, to a value not below
-    those that existed when its transaction began. With `xmin` every change is found, and every poll reads the
-    whole table.
+    With a cursor column, polling finds a change only if the writer increases the column, to a value that is
+    not below the values that existed when the writer's transaction began. With `xmin` polling finds every
+    change, and every poll reads the whole table.
 
     The spool may be lost at any time: polling then resumes after the last confirmed poll. With
-    `rules.deletes`, all rows are returned again after a truncate.
+    `rules.deletes`, the known keys are lost with the spool, so the next poll returns a truncate and then all
+    rows of each table.
     """
 
     settings: PollingSettings
 
     @override
     def live(self) -> ChangeStream:
-        """Poll periodically, beginning now if nothing was polled before. `next` raises later problems. Any
-        thread may call `close`, which ends a waiting `next`.
+        """Stream the changes that periodic polls find. The first poll returns the changes since the last
+        confirmed poll or, if nothing was polled before, since this call. `next` raises errors that occur
+        later. Any thread may call `close`, which ends a waiting `next`.
         """
         settings = self.settings
         with connect(settings.address) as connection:

@@ -1,16 +1,17 @@
-"""Row versions and keys that a table copy contains, so that consumers do not receive them twice and deletes
-are not missed.
+"""Files with the row versions that a copy of a table (a snapshot) contains, so that a consumer does not
+receive a row twice.
 
-A row that changes after one poll and before a copy is in the copy, and the next poll finds that version too.
-The poll must return it, since the capture does not know which consumers have the copy, or whether the copy
-was completed. So the version is returned at the position of the copy: a consumer that has the copy skips it,
-others apply it. Without this, a row that changed between a poll and a copy would be delivered twice.
+Suppose that a row changes after one poll and before a copy. The copy contains the new version, and the next
+poll finds it too. The poll must return it, since the capture does not know which consumers have the copy, or
+whether the copy was completed. So the version is returned at the position of the copy: a consumer that has
+the copy skips it, other consumers apply it. At the position of the poll, a consumer that has the copy would
+receive the version a second time.
 
-A row that is inserted after one poll, copied, and deleted before the next is in neither poll; its delete
-would be missed. So the keys of the copy are stored too (`known_keys.py`).
+A row that is inserted after one poll, copied, and deleted before the next poll is found by neither poll, so
+its delete would be missed. So the keys of the copy are stored too (`known_keys.py`).
 
-One file per table and copy, next to the files of known keys. If it is lost or unreadable, some rows are
-delivered twice; nothing else happens.
+There is one file per table and copy, next to the files of known keys. If a file is lost or unreadable, the
+only effect is that some rows are delivered twice.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _HORIZON = b"horizon"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopiedVersions:
-    """The rows in a copy at `position`: those written by transactions before `horizon`, and these
-    versions.
+    """The rows that a copy at `position` contains: all rows that transactions before `horizon` wrote, and the
+    row versions in `versions`.
     """
 
     position: Position
@@ -57,20 +58,22 @@ class CopiedVersions:
     versions: pa.StringArray
 
     def has(self, block: RowBlock, at: int) -> pa.BooleanArray:
-        """Which rows of the block the copy contains. `at` is the index of the copy's `horizon` among the
-        horizons that the block was read with.
+        """Return for each row of the block whether the copy contains it. `at` is the index of the copy's
+        `horizon` among the horizons with which the block was read.
         """
         return pc.or_(block.is_before[at], pc.is_in(block.versions, self.versions))
 
 
 class KnownCopies:
-    """The files of one capture."""
+    """The files with copied row versions of one capture."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def store(self, oid: int, copied: CopiedVersions) -> None:
-        """Store the versions in a copy of the table, durably. Any process may call it while no poll runs."""
+        """Store, durably, the row versions that a copy of the table contains. Any process may call it while
+        no poll runs.
+        """
         path = self._path(oid, copied.position)
         schema = pa.schema([pa.field("version", pa.string())], {_HORIZON: str(copied.horizon).encode()})
         storage.ensure_directory(self._directory)
@@ -81,7 +84,9 @@ class KnownCopies:
             raise SpoolError(f"the versions in a copy cannot be stored: {type(error).__name__}") from error
 
     def load(self, after: Position, before: Position) -> dict[int, list[CopiedVersions]]:
-        """The copies between two polls, by table, in order."""
+        """Return the copies whose positions are between `after` and `before`, the positions of two polls.
+        They are grouped by OID of the table, in order of position.
+        """
         found: dict[int, list[CopiedVersions]] = {}
         for oid, position in sorted(self._list()):
             if after < position < before:
@@ -91,7 +96,7 @@ class KnownCopies:
         return found
 
     def forget(self, upto: Position) -> None:
-        """Delete the files of copies before a confirmed poll."""
+        """Delete the files of copies at or before `upto`, the position of a confirmed poll."""
         for oid, position in self._list():
             if position <= upto:
                 storage.delete(self._path(oid, position))
@@ -116,14 +121,16 @@ class KnownCopies:
 
 
 _MOST_VERSIONS = 2_000_000
-"""The maximum per table, among rows written since the oldest open transaction. Beyond it, some rows are
-delivered twice.
+"""The maximum number of versions that are stored for a copied table, counting rows that were written since
+the oldest open transaction. With more of them, some rows are delivered twice.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTables:
-    """Stores the versions and keys of tables at the consistent read under which they are copied."""
+    """Stores the row versions and keys of tables, under the consistent read that the copy of these tables
+    uses.
+    """
 
     settings: PollingSettings
     tables: Sequence[CatalogTable]
@@ -131,8 +138,8 @@ class CopiedTables:
     def __call__(self, connection: Connection, read: ConsistentRead) -> None:
         if not self.tables:
             return
-        # After a crash that loses this WAL, the server would assign the position and the transaction ids
-        # again.
+        # Wait until the WAL up to this position is on disk. After a crash that loses it, the server would
+        # assign the position and the transaction ids a second time.
         with connect(self.settings.address) as other:
             ensure_flushed(other, read.position)
         keys, copies = KnownKeys(self.settings.keys), KnownCopies(self.settings.keys)
@@ -146,9 +153,9 @@ class CopiedTables:
 
 
 def _read_latest(connection: Connection, table: PolledTable, read: ConsistentRead) -> pa.StringArray:
-    """The visible versions written since the oldest open transaction.
+    """Return the visible row versions that were written since the oldest open transaction.
 
-    Older ones are identified by `horizon`.
+    Older versions are identified by `horizon` alone.
     """
     if read.xmin == read.xmax:
         return NONE_SEEN
@@ -159,7 +166,7 @@ def _read_latest(connection: Connection, table: PolledTable, read: ConsistentRea
 
 @dataclass(frozen=True, slots=True)
 class CopyExport:
-    """An `Export` that also stores the contents of the copied tables."""
+    """An `Export` for polling: it also stores the row versions and keys of the copied tables."""
 
     settings: PollingSettings
 

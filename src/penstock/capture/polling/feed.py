@@ -1,14 +1,15 @@
 """`PollingFeed`: polls tables and returns the changes of each poll as one transaction, in pieces on disk if
 it is large.
 
-A poll is one transaction in the source and one for consumers: all tables as of one consistent read, changed
-rows since the previous poll as upserts and, by option, deleted ones as deletes. Intermediate states between
-two polls are not seen, and the order of changes within a poll is not that of the source. Changes at a
-position before the poll's (`copies.py`) form separate transactions, which are returned first.
+A poll reads all tables under one consistent read. It is one transaction for consumers: changed rows since the
+previous poll are upserts and, by option, deleted rows are deletes. Intermediate states between two polls are
+not seen, and the order of changes within a poll is not that of the source. Rows that a copy contains are
+returned at the position of the copy, which is before that of the poll (`copies.py`). They form separate
+transactions, which are returned first.
 
-In case of doubt a table is read in full: if its polling method has changed, if the server is on another
-timeline, or if too many transactions have passed to compare their ids. If the table's known keys are lost
-too, a truncate is returned before its rows.
+A table is read in full if its polling method has changed, if the server is on another timeline, or if too
+many transactions have passed to compare their ids. It is also read in full if its known keys are lost; in
+that case a truncate is returned before its rows.
 """
 
 from __future__ import annotations
@@ -68,17 +69,20 @@ from penstock.schema import TableName, TableSchema
 
 _PIECE_BYTES = 16 << 20
 _XID = 1
-"""The xid under which the spool stores a poll's pieces until the poll is complete. Pieces at earlier
-positions use the following ids. It is no real xid, since a poll covers any number of source transactions.
+"""The transaction id under which the spool stores the pieces of a poll until the poll is complete. Pieces at
+earlier positions use the following ids. These are not transaction ids of the source, since a poll covers any
+number of source transactions.
 """
 
 
 class PollSteps:
-    """Collects the rows of one poll and yields log steps, the last ones in `finish`."""
+    """Collects the rows of one poll and yields them as log steps. `add` and `truncate` yield a step only if
+    the rows have become too many to hold in memory; `finish` yields the remaining steps.
+    """
 
     def __init__(self, position: Position, time: datetime, xid: int = _XID) -> None:
         self.is_due = False
-        """Whether to yield a last step even without rows, so that the mark of this poll is stored."""
+        """Whether `finish` yields a step even without rows, so that the mark of this poll is stored."""
         self._position = position
         self._time = time
         self._xid = xid
@@ -90,11 +94,13 @@ class PollSteps:
 
     @property
     def rows(self) -> int:
-        """The rows at all positions."""
+        """The number of rows collected so far, at all positions."""
         return self._own_rows + sum(steps.rows for steps in self._earlier.values())
 
     def at(self, position: Position) -> PollSteps:
-        """The steps for changes at an earlier position, after the previous poll. `finish` yields them too."""
+        """Return the object that collects rows at `position`, a position between the previous poll and this
+        one. `finish` yields its steps too.
+        """
         return self._earlier.setdefault(
             position, PollSteps(position, self._time, self._xid + 1 + len(self._earlier))
         )
@@ -113,7 +119,9 @@ class PollSteps:
         return self.rows > 0 or self.is_due
 
     def finish(self) -> Iterator[LogStep]:
-        """Yields nothing if there was no row and `is_due` is not set."""
+        """Yield the remaining steps, those at earlier positions first. Yields nothing if there was no row and
+        `is_due` is not set.
+        """
         for position in sorted(self._earlier):
             yield from self._earlier[position].finish()
         if self._is_in_pieces:
@@ -143,22 +151,24 @@ class PollSteps:
 _log = logging.getLogger(__name__)
 
 _MOST_SEEN = 2_000_000
-"""The maximum number of row versions in memory per table. Beyond it, some rows are returned by every poll
-until older transactions have ended.
+"""The maximum number of row versions in memory per table. With more of them, every poll returns some rows
+again until older transactions have ended.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PollingFeed(ChangeFeed):
-    """Polls the tables of the settings. If these name no tables, it polls all tables that any process has
-    added.
+    """Polls the tables of the settings. If the settings name no tables, it polls all tables that any process
+    has added.
     """
 
     settings: PollingSettings
 
     @override
     def ensure(self) -> Mark:
-        """Also starts polling tables that have never been polled."""
+        """Return the last confirmed mark, or create the first one. Also starts to poll tables of the settings
+        that have never been polled.
+        """
         store = self.settings.resume
         mark = store.load_mark()
         if mark is None:
@@ -171,8 +181,8 @@ class PollingFeed(ChangeFeed):
         return mark
 
     def add(self, tables: Sequence[TableName]) -> list[TableName]:
-        """Start polling these tables: changes committed after this call will be returned. Returns those that
-        were not polled before.
+        """Start polling these tables: later polls return the changes that are committed after this call.
+        Returns the tables that were not polled before.
         """
         store = self.settings.resume
         with connect(self.settings.address) as connection:
@@ -185,7 +195,9 @@ class PollingFeed(ChangeFeed):
         return added
 
     def begin(self, tables: Sequence[TableName]) -> tuple[Position, PollingState]:
-        """The start positions of tables that are polled for the first time."""
+        """Determine the start states of tables that are polled for the first time. Returns the position of
+        the consistent read, and the states.
+        """
         settings = self.settings
         keys = KnownKeys(settings.keys) if settings.rules.deletes else None
         with connect(settings.address) as connection:
@@ -275,8 +287,8 @@ class PollingSession(FeedSession):
             yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
-        """Find the tables to poll. Dropped tables are no longer polled. Tables that other processes add are
-        included at any time, those of the settings only at the start.
+        """Return the tables to poll: those of the settings or, if the settings name no tables, all that any
+        process has added so far. Dropped tables are left out.
         """
         names = self._settings.tables
         if not names:
@@ -289,14 +301,15 @@ class PollingSession(FeedSession):
             self._states.setdefault(oid, parse_begin(text, str(self.system)))
 
     def _is_polled(self, oid: int) -> bool:
-        """Whether the state of the table is still valid. A table that is no longer polled gets a new state
-        when it is added again.
+        """Whether the table is still polled, so that its state must be kept. A table that was removed gets a
+        new start state when it is added again.
         """
         return bool(self._settings.tables) or oid in self._added
 
     def _inspect(self, found: list[CatalogTable]) -> list[PolledTable]:
-        """The tables that can be polled. A table that another process added, and that can no longer be
-        polled, does not stop the other tables: the process that added it detects the change.
+        """Return the tables that can be polled. If the settings name the tables, raises an error if one of
+        them cannot be polled. Otherwise such a table is left out, so that it does not stop the others; the
+        process that added the table detects the change itself.
         """
         polled = inspect_polled(self._connection, self._settings, found)
         if self._settings.tables:
@@ -311,14 +324,16 @@ class PollingSession(FeedSession):
         return polled.tables
 
     def _state_of(self, table: PolledTable) -> TableState:
-        """A table without a state, or with one of another polling method, is read in full."""
+        """Return the state from which the table is polled. A table without a state, or with the state of
+        another polling method, is read in full.
+        """
         state = self._states.get(table.schema.oid)
         if state is None:
             return TableState(table.how)
         return state if state.how == table.how else TableState(table.how, keys=state.keys)
 
     def _next_window(self, poll: _TablePoll, now: OpenTransactions, safe: int) -> Window:
-        """The window of the table's next poll."""
+        """Return the window of the table's next poll."""
         table, window = poll.table, poll.state.window
         if table.cursor is None:
             return Window(horizon=poll.read.xmin)
@@ -336,7 +351,7 @@ class PollingSession(FeedSession):
         """Yield the changes of one table; returns its state after the poll."""
         table, state = poll.table, poll.state
         if table.schema.oid not in self._states:
-            # Dropped and created again under the same name: its old rows are gone.
+            # The table was dropped and created again under the same name, so its old rows are gone.
             yield from steps.truncate(table.schema)
         if self._settings.rules.deletes:
             if state.keys is not None and not self._keys.has(table.schema, state.keys):
@@ -352,16 +367,20 @@ class PollingSession(FeedSession):
         keys = state.keys if self._settings.rules.deletes else None
         if self._settings.rules.deletes and self._keys.adopt(table.schema.oid, poll.position):
             keys = poll.position
-            # The next poll deletes the previous keys, so the stored mark must not refer to them.
+            # The next poll deletes the file with the previous keys. So this mark must be stored, even without
+            # changes: the stored mark would refer to the deleted file.
             steps.is_due = True
         return TableState(table.how, following, seen, keys)
 
     def _upserts(
         self, poll: _TablePoll, following: Window, steps: PollSteps
     ) -> Generator[LogStep, None, pa.StringArray]:
-        """Yield new rows; returns the versions that the next poll will find again."""
+        """Yield rows that the previous polls have not returned; returns the row versions that the next poll
+        will find again.
+        """
         table, state = poll.table, poll.state
-        # Rows of a full read may follow a truncate, and must not be placed before it.
+        # Rows of a full read may follow a truncate at the position of the poll, so they must not get the
+        # earlier position of a copy.
         copies = [] if state.window.is_everything else poll.copies
         seen: list[pa.StringArray] = []
         horizons = [copy.horizon for copy in copies]
@@ -378,8 +397,8 @@ class PollingSession(FeedSession):
     def _compare(
         self, poll: _TablePoll, before: Position | None, copies: Sequence[Position], steps: PollSteps
     ) -> Iterator[LogStep]:
-        """Yield deletes of the keys that have disappeared since the previous poll or since a copy. If all
-        keys have disappeared, yield one truncate.
+        """Yield deletes of the keys that have disappeared since the previous poll or since a copy. If the
+        table is empty, yield one truncate instead.
         """
         schema = poll.table.schema
         now = read_keys_in_order(self._connection, poll.table)
@@ -407,12 +426,12 @@ class _TablePoll:
     read: ConsistentRead
     position: Position
     copies: Sequence[CopiedVersions]
-    """Since the previous poll."""
+    """The copies of the table since the previous poll."""
 
 
 class _ColumnWatch:
-    """The highest cursor values of a table at recent polls, and the value from which the next poll must
-    start.
+    """Stores the highest cursor values of a table at recent polls, to determine the value from which the next
+    poll must start.
     """
 
     def __init__(self, low: str | None, poll: int) -> None:
@@ -420,7 +439,9 @@ class _ColumnWatch:
         self._highest: dict[int, str | None] = {poll: low}
 
     def low(self, safe: int) -> str | None:
-        """The highest value at poll `safe`, or the start value if the table was added later."""
+        """Return the highest value at the poll with number `safe`, or the start value if the table was added
+        after that poll.
+        """
         at = max((poll for poll in self._highest if poll <= safe), default=min(self._highest))
         self._highest = {poll: value for poll, value in self._highest.items() if poll >= at}
         return self._highest[at]
@@ -432,8 +453,8 @@ class _ColumnWatch:
 def _by_position(
     block: RowBlock, copies: Sequence[CopiedVersions], steps: PollSteps
 ) -> Iterator[tuple[PollSteps, RowBlock]]:
-    """Split the rows by position: rows in a copy get the position of the first such copy, all others the
-    position of the poll.
+    """Split the rows by position. Rows that a copy contains get the position of the first copy that contains
+    them, all others the position of the poll.
     """
     for at, copy in enumerate(copies):
         is_copied = copy.has(block, at)
@@ -456,6 +477,8 @@ def _is_same_timeline(before: SystemIdentity, now: SystemIdentity) -> bool:
 
 
 def _reset_states(tables: Mapping[int, TableState]) -> dict[int, TableState]:
-    """After a promotion or a restore, the server may have lost transactions that were polled before."""
+    """Return states with which all tables are read in full. After a promotion or a restore, the server may
+    have lost transactions that were polled before.
+    """
     _log.warning("server is on another timeline, reading tables in full", extra={"tables": len(tables)})
     return {oid: state.reset() for oid, state in tables.items()}

@@ -1,17 +1,18 @@
-"""Keys that a table had at the previous poll, stored in a file. Deletes are detected by comparing the current
+"""Files with the keys that each table had at its previous poll. Deletes are detected by comparing the current
 keys with them.
 
-One file per table, sorted by a hash of the key that the server computes. So two polls are compared by a
-merge, some thousand keys at a time. In most polls no key was added or removed: keys are first compared with
-the old file row by row, and a new file is begun only at the first difference, starting with the equal part. A
-file has the position of its poll in its name, like the mark; the previous file is kept until the new mark is
-durable. A poll with equal keys continues to use the previous file.
+There is one file per table. Its keys are sorted by a hash that the server computes, so a merge compares two
+polls, some thousand keys at a time. In most polls no key was added or removed, so the keys are first compared
+with the old file row by row. A new file is created only at the first difference, and begins with a copy of
+the equal keys. The name of a file contains the position of its poll. The previous file is kept until the mark
+of the new poll is durable. A poll that finds the same keys continues to use the previous file.
 
-File columns are named after the key columns: if the key changes, the files cannot be compared and count as
-lost.
+The columns of a file are named after the key columns of the table. If the key changes, the file cannot be
+compared, and is treated as lost.
 
-A copy of the table is a poll too. A row that is inserted after one poll, copied, and deleted before the next
-is in neither file. So the keys of a copy are stored too, until a poll that has read them is confirmed.
+A copy of a table (a snapshot) counts as a poll. A row that is inserted after one poll, copied, and deleted
+before the next poll is in the file of neither poll. So the keys of a copy are stored too, until a poll that
+has compared them is confirmed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _BATCH_ROWS = 65_536
 
 
 class KeyFile:
-    """A file being written; `before` is the file to compare with. Call `finish` to keep it, and `close` in
-    any case.
+    """Writes the keys of one poll to a file, unless they equal the keys in the file `before`. The caller must
+    call `finish` to keep the file, and `close` in any case.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, before: Path | None = None) -> None:
@@ -57,7 +58,7 @@ class KeyFile:
         self._open().write_batch(batch)
 
     def finish(self) -> None:
-        """Make the file durable. If all keys were equal, no file is written."""
+        """Make the file durable. No file is written if all keys equal those in the file `before`."""
         if self._known is not None:
             if not self._known.take(1).num_rows:
                 return
@@ -82,7 +83,7 @@ class KeyFile:
         return self._writer
 
     def _take_over(self) -> None:
-        """Begin the file with the equal part."""
+        """Begin the new file with the keys that were equal so far, copied from the file `before`."""
         assert self._before is not None
         assert self._known is not None
         self._known.close()
@@ -98,7 +99,7 @@ class KeyFile:
 
 
 class _Rows:
-    """The rows of a file, read in batches of a given size."""
+    """Reads the rows of a key file, as many at a time as the caller asks for."""
 
     def __init__(self, path: Path) -> None:
         self._file = pq.ParquetFile(path)
@@ -106,7 +107,7 @@ class _Rows:
         self._held = self._file.schema_arrow.empty_table()
 
     def take(self, count: int) -> pa.Table:
-        """The next `count` rows; fewer only at the end of the file."""
+        """Return the next `count` rows; fewer only at the end of the file."""
         while self._held.num_rows < count and (batch := next(self._batches, None)) is not None:
             self._held = pa.concat_tables([self._held, pa.Table.from_batches([batch])])
         taken, self._held = self._held.slice(0, count), self._held.slice(count)
@@ -120,21 +121,26 @@ _FILE = re.compile(r"(\d+)-([0-9A-F]{16})\.parquet")
 _COPIED = re.compile(r"(\d+)-([0-9A-F]{16})\.copied")
 
 KeyTexts = list[pa.StringArray]
-"""A hash, the key as one text, and a text for each of its columns."""
+"""A batch of keys as columns of text: a hash, the whole key as one text, and one column for each key column.
+"""
 
 
 class KnownKeys:
-    """The files of one capture. Used by its thread; `store` and `store_copied` also by others."""
+    """The key files of one capture. Used by the capture thread; other threads and processes call only `store`
+    and `store_copied`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def has(self, table: TableSchema, position: Position) -> bool:
-        """Whether the keys of that poll exist, with the table's current key columns."""
+        """Whether the keys that the table had at the poll at `position` are stored, with the table's current
+        key columns.
+        """
         return _is_of(self._path(table.oid, position), table)
 
     def store(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
-        """Store these keys durably."""
+        """Store `keys` durably as those of the poll at `position`."""
         for _ in self.compare(table, None, keys):
             pass
         self.adopt(table.oid, position)
@@ -147,8 +153,9 @@ class KnownKeys:
         *,
         keeps_same: bool = False,
     ) -> Iterator[KeyTexts]:
-        """Yield the keys of the poll at `before` that are not among `keys`. At the end `keys` are ready for
-        `adopt`; equal keys are stored only with `keeps_same`.
+        """Yield the keys of the poll at `before` that are not among `keys`. When the iterator is exhausted,
+        `keys` are in a temporary file that `adopt` keeps. If `keys` equal those of the poll at `before`, the
+        file is written only with `keeps_same`.
         """
         storage.delete(self._new(table.oid))
         held = None if before is None else self._path(table.oid, before)
@@ -164,7 +171,9 @@ class KnownKeys:
             new.finish()
 
     def store_copied(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
-        """Store the keys in a copy at `position`, durably. Any process may call it while no poll runs."""
+        """Store the keys that a copy at `position` contains, durably. Any process may call it while no poll
+        runs.
+        """
         path = self._copied(table.oid, position)
         with _failing(), ExitStack() as stack:
             file = KeyFile(path.with_suffix(".tmp"), _schema(table))
@@ -174,8 +183,9 @@ class KnownKeys:
         storage.sync_directory(self._directory)
 
     def copies(self, table: TableSchema, after: Position | None, before: Position) -> list[Position]:
-        """The positions of copies between two polls whose keys have the table's current key columns. Some may
-        be later, since a poll takes time.
+        """Return the positions of the table's copies between `after` and `before`, the positions of two
+        polls. A copy counts only if its keys were stored under the table's current key columns. A copy may
+        also be later than a poll that is still running: the next poll compares its keys.
         """
         found = [
             position
@@ -185,7 +195,9 @@ class KnownKeys:
         return [position for position in found if _is_of(self._copied(table.oid, position), table)]
 
     def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:
-        """Yield the keys of a copy that neither the last stored poll nor the poll at `before` has."""
+        """Yield the keys of the copy at `copy` that are neither in the temporary file of the last `compare`
+        nor among the keys of the poll at `before`.
+        """
         with _failing(), ExitStack() as stack:
             paths = [self._new(table.oid), *([self._path(table.oid, before)] if before is not None else [])]
             others = [_Kept(_batches(stack, path), None) for path in paths]
@@ -199,14 +211,16 @@ class KnownKeys:
                     yield [column.cast(pa.string()) for column in gone]
 
     def forget_copies(self, known: Mapping[int, Position]) -> None:
-        """Delete the copies before a confirmed poll of these tables."""
+        """Delete the keys of copies that a confirmed poll has compared. `known` contains the position of that
+        poll for each table, by OID.
+        """
         for oid, position in self._list(_COPIED):
             if oid in known and position <= known[oid]:
                 storage.delete(self._copied(oid, position))
 
     def adopt(self, oid: int, position: Position) -> bool:
-        """Make the last compared keys those of the poll at `position`, durably. False if they equal those of
-        the previous poll.
+        """Keep the temporary file of the last `compare`, durably, as the keys of the poll at `position`.
+        Returns False if there is none, since the keys equal those of the previous poll.
         """
         if storage.file_version(self._new(oid)) is None:
             return False
@@ -215,7 +229,9 @@ class KnownKeys:
         return True
 
     def keep_only(self, kept: Mapping[int, Position]) -> None:
-        """Delete the files of these tables, except those of the given polls."""
+        """Delete all key files of the tables in `kept`, except those of the given polls. `kept` contains the
+        position of a poll for each table, by OID.
+        """
         for oid, position in self._list(_FILE):
             if position != kept.get(oid, position):
                 storage.delete(self._path(oid, position))
@@ -253,7 +269,7 @@ def _is_of(path: Path, table: TableSchema) -> bool:
 
 
 def _batches(stack: ExitStack, path: Path) -> Iterator[KeyTexts]:
-    """The non-empty batches of a file, which stays open until `stack` is closed."""
+    """Yield the non-empty batches of a file, which stays open until `stack` is closed."""
     file = stack.enter_context(pq.ParquetFile(path))
     return (batch.columns for batch in file.iter_batches(_BATCH_ROWS) if batch.num_rows)
 
@@ -263,13 +279,13 @@ def _failing() -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        # Arrow may quote a value in its message.
+        # Arrow may quote a value in its message, so only the class of the error is shown.
         raise SpoolError(f"the keys of a table cannot be kept or read: {type(error).__name__}") from error
 
 
 class _Kept:
-    """Incoming keys: written to a file if there is one, and kept in memory until the merge has
-    passed them.
+    """Reads incoming keys for a merge. Keys are kept in memory until the merge has passed them, and are
+    written to `file` if it is given.
     """
 
     def __init__(self, keys: Iterator[KeyTexts], file: KeyFile | None) -> None:
@@ -280,7 +296,9 @@ class _Kept:
         self._is_over = False
 
     def upto(self, number: int) -> pa.StringArray:
-        """All keys with a hash of at most `number`, and perhaps some more, without those returned before."""
+        """Return all keys whose hash is at most `number`, and possibly some with a greater hash. Keys with a
+        hash below the `number` of the previous call are left out.
+        """
         while not self._is_over and (not len(self._numbers) or self._numbers[-1].as_py() <= number):
             self._read()
         wholes = self._wholes
@@ -289,7 +307,7 @@ class _Kept:
         return wholes
 
     def finish(self) -> None:
-        """Write the remaining keys."""
+        """Write the remaining keys, and finish the file."""
         while not self._is_over:
             self._read()
             self._numbers, self._wholes = self._numbers[:0], self._wholes[:0]

@@ -1,7 +1,8 @@
-"""Settings of a polling capture, and its resume store: the last confirmed mark and the start position of each
-table, in a table of the source or in files. Mark and tables are stored separately, since two processes may
-write: the capture moves the mark; a process that adds a table stores its start position before it copies the
-table. A start position is never overwritten, even if several processes add the table at once.
+"""Settings of a polling capture, and its resume store: the last confirmed mark and the start state of each
+table, in tables of the source or in files. Mark and start states are stored separately, since two processes
+may write at the same time: the capture advances the mark, and a process that adds a table stores its start
+state before it copies the table. A start state is never overwritten, even if several processes add the table
+at once.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ _LOCK = "lock"
 
 
 class ResumeStore(ABC):
-    """Stores where to resume. Writes are durable when a call returns."""
+    """Stores the mark and the start states from which polling resumes. A write is durable when the call
+    returns.
+    """
 
     @abstractmethod
     def load_mark(self) -> Mark | None:
-        """None before the first poll."""
+        """Return the last confirmed mark; None before the first poll."""
 
     @abstractmethod
     def begin_mark(self, mark: Mark) -> None:
@@ -49,11 +52,13 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def load_tables(self) -> dict[int, str]:
-        """The start state of each polled table, by OID."""
+        """Return the start state of each polled table, by OID."""
 
     @abstractmethod
     def save_tables(self, tables: Mapping[int, str]) -> None:
-        """Add these tables; existing ones keep their start state."""
+        """Store the start states of these tables, by OID. Tables that are stored already keep their start
+        state.
+        """
 
     @abstractmethod
     def remove_tables(self, oids: Collection[int]) -> None:
@@ -61,14 +66,14 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def held(self, connection: Connection) -> AbstractContextManager[object]:
-        """Hold this store exclusively for the length of the block, or until the connection ends. Raises
-        `SlotBusyError` if another capture holds it.
+        """Return a context manager that holds this store exclusively, at most until the connection ends.
+        Raises `SlotBusyError` if another capture holds it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FileResume(ResumeStore):
-    """Stores in a directory, which must be kept as safely as the targets."""
+    """Stores the resume state as files in a directory, which must be kept as safely as the targets."""
 
     directory: Path
 
@@ -127,8 +132,8 @@ def _marked(mark: Mark) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SourceResume(ResumeStore):
-    """Stores in `penstock.polling` and `penstock.polled_tables` of the source, which are created when first
-    needed.
+    """Stores the resume state in the tables `penstock.polling` and `penstock.polled_tables` of the source.
+    They are created when first needed.
     """
 
     address: SourceAddress
@@ -171,12 +176,14 @@ class SourceResume(ResumeStore):
 
 
 _POLL_LOCK_SECONDS = 60.0
-"""A copy of tables holds the lock while it stores their keys; a poll that cannot get it is retried."""
+"""The maximum time that a poll waits for the lock; after that it fails and is retried. A copy of tables holds
+the lock while it stores their keys.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PollingSettings:
-    """One source, some of its tables, one spool."""
+    """Settings of one polling capture: the source, the tables, and the spool."""
 
     address: SourceAddress
     name: str
@@ -193,7 +200,7 @@ class PollingSettings:
 
     @classmethod
     def of(cls, settings: CaptureSettings) -> PollingSettings:
-        """The settings of a capture whose method is polling."""
+        """Return the settings of a capture whose method is polling."""
         rules = settings.polling
         assert rules is not None
         return cls(

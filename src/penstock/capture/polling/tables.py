@@ -33,8 +33,8 @@ from penstock.postgres.queries import query
 from penstock.schema import TableName
 
 _MOST_KEPT = 1_000
-"""The maximum number of row versions per table in a mark. Beyond it, some rows are delivered twice after a
-restart.
+"""The maximum number of row versions per table in a mark. With more of them, some rows are delivered twice
+after a restart.
 """
 
 NONE_SEEN = pa.array([], pa.string())
@@ -42,31 +42,34 @@ NONE_SEEN = pa.array([], pa.string())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
-    """Where polling of a table resumes. If `how`, its polling method, changes, the table is read in full."""
+    """The state from which the next poll of a table continues. `how` identifies the polling method (the
+    cursor column, or `xmin`) for which the state is valid. With another polling method, the table is read in
+    full.
+    """
 
     how: str
     window: Window = EVERYTHING
     seen: pa.StringArray = field(default_factory=lambda: NONE_SEEN)
-    """The versions of rows in the window that have been returned."""
+    """The versions of the rows in `window` that earlier polls have returned."""
     keys: Position | None = None
-    """The poll whose keys are stored; None without known keys."""
+    """The position of the poll whose keys are stored in `KnownKeys`; None if no keys are stored."""
 
     def reset(self) -> TableState:
-        """The state for a full read."""
+        """Return the state for a full read."""
         return replace(self, window=EVERYTHING, seen=NONE_SEEN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PollingState:
-    """The state in a mark. `system` identifies the server that the state is from: on another timeline the
-    same transaction ids mean other transactions.
+    """The state that a mark contains. `system` identifies the server and timeline on which the state was
+    made: on another timeline the same transaction ids belong to other transactions.
     """
 
     system: str
     reached: Position
     """The WAL position of the poll."""
     tables: Mapping[int, TableState] = field(default_factory=dict)
-    """By OID."""
+    """The state of each table, by OID."""
 
     def to_text(self) -> str:
         tables = {str(oid): _document(state) for oid, state in self.tables.items()}
@@ -85,14 +88,18 @@ class PollingState:
             ) from error
 
     def to_texts(self) -> dict[int, str]:
-        """The state of each table as text, for tables that are polled for the first time."""
+        """Return the state of each table as text, by OID, to be stored for tables that are polled for the
+        first time.
+        """
         return {
             oid: json.dumps({"system": self.system, **_document(state)}) for oid, state in self.tables.items()
         }
 
 
 def parse_begin(text: str, system: str) -> TableState:
-    """The start state of a table; for another timeline, that of a full read."""
+    """Parse the start state of a table. If the state is from another server or timeline than `system`, the
+    result is a state for a full read.
+    """
     document = json.loads(text)
     return _parse(document) if document["system"] == system else _parse(document).reset()
 
@@ -123,19 +130,19 @@ _MOST_SEEN = 1_000
 def find_tables(
     connection: Connection, names: Collection[TableName], oids: Collection[int] = ()
 ) -> list[CatalogTable]:
-    """The existing tables among these, by name or by OID."""
+    """Return the existing tables that have one of these names or OIDs."""
     return [table for table in inspect_tables(connection) if table.name in names or table.oid in oids]
 
 
 @dataclass(frozen=True, slots=True)
 class PolledTables:
-    """Tables that can be polled, and why others cannot."""
+    """The tables that can be polled and, for each of the others, the error that says why it cannot be."""
 
     tables: list[PolledTable]
     refused: dict[TableName, PenstockError]
 
     def checked(self) -> list[PolledTable]:
-        """Raise the first reason why a table cannot be polled."""
+        """Return the tables; raises the first error if a table cannot be polled."""
         for error in self.refused.values():
             raise error
         return self.tables
@@ -144,7 +151,9 @@ class PolledTables:
 def inspect_polled(
     connection: Connection, settings: PollingSettings, tables: Sequence[CatalogTable]
 ) -> PolledTables:
-    """The current schemas of the tables and their cursor columns."""
+    """Inspect the tables' current schemas and cursor columns. The result says which of the tables can be
+    polled.
+    """
     oids = [table.oid for table in tables]
     schemas = inspect_schemas(connection, tables, settings.types)
     faults = inspect_key_faults(connection, schemas.values())
@@ -167,8 +176,8 @@ def inspect_polled(
 
 
 def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable]) -> set[int]:
-    """The tables that have partitions. The tables were found before they were locked, so their names are
-    checked again.
+    """Return the OIDs of the tables that have partitions. Raises an error if a table was renamed or dropped
+    after `tables` were found and before they were locked.
     """
     rows: list[Any] = connection.execute(
         query("polling", "tables"), {"oids": [table.oid for table in tables]}
@@ -183,9 +192,9 @@ def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable])
 def begin_table(
     connection: Connection, table: PolledTable, read: ConsistentRead, keys: KnownKeys | None
 ) -> TableState:
-    """The start state of a table: everything that this read does not see will be returned, and little else.
-    Transactions that are open at the read may write cursor values below existing ones; so until they have
-    ended, a table with a cursor is polled by `xmin` too.
+    """Return the start state of a table: later polls return all rows that this read does not see, and few
+    others. Transactions that are open at the read may write cursor values below existing ones. So until they
+    have ended, a table with a cursor column is polled by `xmin` too.
     """
     low = None if table.cursor is None else inspect_highest(connection, table)
     window = Window(low, read.xmin)

@@ -1,10 +1,12 @@
 """`TriggerCapture`: the capture contract for Postgres by triggers and a change table, for servers without
 logical replication. A capture thread moves recorded changes into the spool, and the live stream reads them
 there. The change table is in a separate schema of the source, and has the role of a replication slot: it
-keeps unconfirmed changes and stores the confirmed position. The spool may be lost at any time. Every change
-is written a second time, in the transaction that makes it. Rows that disappear without a statement on their
-table are not seen, as in the log: when a partition is detached or dropped, or a table is dropped. Nor is a
-truncate of a single partition. See `docs/guides/capture-by-triggers.md` for the complete list.
+keeps unconfirmed changes and stores the confirmed position. So the spool may be lost at any time.
+
+The source writes every change a second time, in the transaction that makes the change. As with the WAL, rows
+that disappear without a statement on their table are not captured: when a partition is detached or dropped,
+or when a table is dropped. A truncate of a single partition is not captured either. See
+`docs/guides/capture-by-triggers.md` for the complete list.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from penstock.schema import TableName
 class TriggerCapture(ChangeCapture, CaptureProvisioning):
     """Captures the tables that have its triggers. Only one `live` stream at a time reads a change table; a
     second one waits for the first. `with_trigger_management` sets the tables that must have triggers, and
-    whether the capture may create them. From then on all changes of a table are kept until they are
-    confirmed, even if there is no reader: remove the triggers with
+    whether the capture may create them. From the moment that a table has triggers, all its changes are kept
+    until they are confirmed, even if there is no reader. So remove the triggers with
     `penstock.postgres.capture_triggers.remove` when the capture is no longer needed.
     """
 
@@ -46,9 +48,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
     manage: bool = False
 
     def with_trigger_management(self, required: AbstractSet[TableName], manage: bool) -> TriggerCapture:
-        """The same capture, whose `live` ensures that the tables `required` have triggers. With `manage` it
-        creates the change table and the triggers if the role may. Otherwise it logs a warning with the SQL to
-        run for missing triggers, and continues without them.
+        """Return a copy of this capture whose `live` ensures that the tables `required` have triggers. With
+        `manage`, `live` creates the change table and the triggers if the role may. Otherwise it logs a
+        warning with the SQL to run for missing triggers, and continues without them.
         """
         return replace(self, required=frozenset(required), manage=manage)
 
@@ -57,9 +59,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
     @override
     def live(self) -> ChangeStream:
         """Create missing objects, then follow the change table. Raises at once if the stream cannot start.
-        `next` raises later problems: a change table that was dropped, or was filled by another server. Any
-        thread may call `close`, which ends a waiting `next`. An unreadable value ends the stream as with a
-        `WalCapture`.
+        `next` raises errors that occur later, for example if the change table was dropped, or was filled by
+        another server. Any thread may call `close`, which ends a waiting `next`. An unreadable value ends the
+        stream as with a `WalCapture`.
         """
         settings = self.settings
         ensure_or_warn(self, self.required, self.manage, {"schema": settings.name})
@@ -84,7 +86,7 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def lag(self) -> int | None:
-        """Bytes of WAL between the resume point and the current position; None until the change table
+        """Bytes of WAL between the confirmed position and the current position; None until the change table
         exists.
         """
         with connect(self.settings.address) as connection:
@@ -106,9 +108,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
 @contextmanager
 def _exported(settings: TriggerSettings) -> Iterator[ExportedSnapshot]:
-    """A snapshot with the position at which it is exact. The change table gives the position. Without a
-    change table, a consistent read gives one, which is before all changes that a later change table will
-    contain.
+    """Export a snapshot together with the position at which it is exact. The change table gives the position.
+    If there is no change table yet, a consistent read gives it, and the position is before all changes that a
+    change table created later will contain.
     """
     with connect(settings.address) as connection:
         is_there = has_change_table(connection, settings.name)

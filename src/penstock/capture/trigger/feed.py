@@ -41,7 +41,9 @@ from penstock.postgres.types.column import TypePolicy
 from penstock.postgres.types.registry import TypeResolver
 
 _LONGEST = 50
-"""Names of triggers contain it, and their length is limited."""
+"""The maximum length of the name of a change table. The names of the triggers contain it, and Postgres limits
+the length of trigger names.
+"""
 NAME_RULE = f"use lower-case letters, digits and underscores, {_LONGEST} at most, and no pg_ prefix"
 
 
@@ -64,18 +66,18 @@ class TriggerSettings:
     """The pause before the next poll when the last one has read everything."""
     page_changes: int = 20_000
     page_bytes: int = 16 << 20
-    """The size of text that is read at a time; a larger single change is still read."""
+    """The maximum size of the text that one query reads. A single change that is larger is still read."""
 
     @classmethod
     def of(cls, settings: CaptureSettings) -> TriggerSettings:
-        """The settings of a capture whose method is triggers."""
+        """Return the settings of a capture whose method is triggers."""
         return cls(
             settings.address, settings.slot, settings.spool, settings.limits, settings.types, settings.confirm
         )
 
     @property
     def feed(self) -> FeedSettings:
-        """Identity and pace of the feed, and where its changes go."""
+        """The settings of the feed: its identity, its polling interval, and the spool for its changes."""
         return FeedSettings(
             self.name,
             CaptureMethod.TRIGGER,
@@ -108,18 +110,24 @@ class TriggerFeed(ChangeFeed):
 
     @override
     def ensure(self) -> Mark:
-        """The confirmed position in the change table, which provisioning creates."""
+        """Return the position that is confirmed in the change table. Provisioning has created the table
+        before.
+        """
         with connect(self.settings.address) as connection:
             return Mark(ChangeTable(connection, self.settings.name).inspect().confirmed)
 
     @override
     def open(self, mark: Mark) -> FeedSession:
-        """Raises `SlotBusyError`, which is retried, while another session reads the change table."""
+        """Open a session that reads the change table after `mark`. Raises `SlotBusyError`, which is retried,
+        while another session reads the change table.
+        """
         return TriggerSession(self.settings, mark)
 
 
 class TriggerSession(FeedSession):
-    """One connection, whose session is the only reader of the change table while it lasts."""
+    """Reads the change table over one connection. The connection holds the lease of the change table, so no
+    other session can read it at the same time.
+    """
 
     def __init__(self, settings: TriggerSettings, mark: Mark) -> None:
         self._settings = settings
@@ -165,8 +173,8 @@ class TriggerSession(FeedSession):
         self._stack.close()
 
     def _next_commits(self) -> list[OrderedCommit]:
-        """Return the ordered commits after the mark. If there are none, order new commits. Every
-        `quiet_seconds`, advance the mark even without changes.
+        """Return the commits after the mark that have a position. If there are none, first assign positions
+        to new commits. Every `quiet_seconds`, advance the mark even if there are no changes.
         """
         commits = self._table.commits(self.mark.position, _MAX_COMMITS)
         now = time.monotonic()
@@ -214,7 +222,7 @@ class TriggerSession(FeedSession):
 
 
 def _fitting(commits: Sequence[OrderedCommit], max_changes: int, max_bytes: int) -> list[OrderedCommit]:
-    """The first transactions that fit into a page; empty if the first one does not."""
+    """Return the first commits that fit into a page together; empty if even the first one does not fit."""
     changes = accumulate(commit.changes for commit in commits)
     sizes = accumulate(commit.bytes for commit in commits)
     return [
@@ -225,7 +233,9 @@ def _fitting(commits: Sequence[OrderedCommit], max_changes: int, max_bytes: int)
 
 
 def _without_commit(batch: ChangeBatch) -> ChangeBatch:
-    """The batch without commit metadata, as for an open transaction: the manifest adds the commit."""
+    """Return the batch with NULL as commit position and commit time, as in pieces of an open transaction. The
+    manifest adds the values.
+    """
     rows = batch.rows
     for name in (COMMIT_VERSION, COMMIT_TIMESTAMP):
         at = metadata_index(batch.table, name)

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TriggerPlan:
-    """The observed state, and the statements that would close the gap."""
+    """The observed coverage, and the statements that would create the missing objects."""
 
     report: CoverageReport
     installation: Installation
@@ -55,7 +55,9 @@ def inspect_trigger_coverage(
 def ensure_trigger_coverage(
     address: SourceAddress, schema: str, required: Collection[TableName], manage: bool
 ) -> CoverageReport:
-    """Add missing triggers if `manage` is set and this role may. Returns the state before the change."""
+    """Add missing triggers if `manage` is set and the role has the right. Returns the coverage before the
+    change.
+    """
     with connect(address) as connection:
         plan = plan_trigger_coverage(connection, schema, required)
         if manage and plan.report.manageable:
@@ -76,7 +78,7 @@ def plan_trigger_coverage(
     refusal = None if facts is None else facts.refusal(schema)
     unfit = [] if refusal is None else [Blocker(refusal.code, refusal.message, refusal.hint or "")]
     unfit += [blocker for relation in relations for blocker in relation_blockers(schema, relation)]
-    # Tables with blockers are reported already, and left out of the statements.
+    # The statements leave out tables with blockers, which are reported already.
     blocked_tables = {table for blocker in unfit for table in blocker.tables}
     wanting = [
         relation for relation in missing if relation.name not in blocked_tables and not relation.has_triggers
@@ -119,7 +121,7 @@ def check_usable(connection: Connection, schema: str) -> None:
 
 
 def relation_blockers(schema: str, relation: TriggeredRelation) -> Iterator[Blocker]:
-    """Why a relation cannot be captured."""
+    """Blockers of a relation: the reasons why its changes cannot be captured."""
     name, table = relation.name, table_sql(relation.name)
     if relation.oid is None:
         yield Blocker(
@@ -169,7 +171,7 @@ def role_blockers(
     role: Role,
     installation: Installation,
 ) -> Iterator[Blocker]:
-    """The rights that the role lacks for closing the gap."""
+    """Blockers for the rights that the role lacks to create the missing objects."""
     statements = " ".join(installation.texts)
     yield from write_blockers(role, statements)
     if role.is_on_standby:
@@ -180,7 +182,7 @@ def role_blockers(
             f"role {role.name} may not create the schema {schema} in database {role.database}",
             f"{role.creation_grant()} or, as a role that may: {statements}",
         )
-    # All objects of the schema must have its owner.
+    # All objects in the schema must belong to the owner of the schema.
     is_owner = facts is None or (facts.is_own if installation.needs_table else facts.is_ours or not wanting)
     if facts is not None and not is_owner:
         yield Blocker(
@@ -194,7 +196,9 @@ def role_blockers(
 def _ownership(
     schema: str, wanting: Sequence[TriggeredRelation], role: Role, installation: Installation
 ) -> Iterator[Blocker]:
-    """One blocker, since the same statements remove it."""
+    """One blocker for all tables on which the role may not create triggers, since the same statements remove
+    it.
+    """
     foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in wanting:
         if not (relation.is_ours and relation.is_reachable) and relation.owner is not None:

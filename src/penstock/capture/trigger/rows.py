@@ -1,7 +1,7 @@
 """Build typed change batches from rows of the change table, with the same columns and metadata as the
 replication stream. A recorded change has the whole old row, the whole new row, or both, so no value is
-missing. An update that changes the key becomes a `delete` of the old key and an `insert` of the new one; so
-does every update of a table without a key.
+missing. An update that changes the key becomes a `delete` of the old key and an `insert` of the new one. In a
+table without a key, every update becomes a `delete` and an `insert`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
 _CODES = pa.array(["I", "U", "D", "T"])
 """The codes that triggers write for these kinds."""
 _SHAPE = 3
-"""The index of the shape among the columns that are read."""
+"""The index of the shape id among the columns that are read from the change table."""
 _HALVES = 2
-"""Ordinals per change: both halves of a key change need one."""
+"""Ordinals per change: an update that changes the key becomes two rows, which need one each."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFacts:
-    """Transaction id and time, shared by all changes of a transaction."""
+    """Transaction id and commit time of one transaction."""
 
     xid: int
     at: datetime
@@ -56,13 +56,13 @@ class CommitFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedChanges:
-    """Recorded changes in order."""
+    """Rows of the change table in order, as one array per column."""
 
     positions: Ints
     numbers: Ints
-    """The numbers within their transactions: ascending, but with gaps."""
+    """The number of each change within its transaction. The numbers ascend, but have gaps."""
     tables: Ints
-    """The OID of the table; of the root, for a partition."""
+    """The OID of each change's table; for a partition, that of its root."""
     shapes: Ints
     codes: Ints
     old: pa.StringArray
@@ -75,7 +75,8 @@ class RecordedChanges:
         recorded = cls(
             _integers(positions), _integers(numbers), _integers(tables), _integers(shapes), codes, old, new
         )
-        # A ctid at which no other change found its row belongs to a row that was only locked.
+        # `new_at` is recorded if the new row is locked or was changed again. If no other change has this ctid
+        # as `old_at`, the row was only locked.
         late = np.flatnonzero(as_bools(pc.is_in(new_at, value_set=old_at.drop_null())))
         return (
             recorded
@@ -84,7 +85,9 @@ class RecordedChanges:
         )
 
     def only(self, chosen: Ints, numbers: Ints | None = None) -> RecordedChanges:
-        """A selection or reordering of the changes, with other numbers if given."""
+        """Return the changes with the indices `chosen`, in that order. `numbers` replace their own numbers,
+        if given.
+        """
         at = as_arrow(chosen, pa.int64())
         own = self.numbers[chosen] if numbers is None else numbers
         tables, shapes, codes = self.tables[chosen], self.shapes[chosen], self.codes[chosen]
@@ -100,9 +103,10 @@ class RecordedChanges:
 def restored(
     columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]
 ) -> list[pa.StringArray]:
-    """The columns for `RecordedChanges`, with the actual shapes of rows instead of the recorded ones. A
-    transaction that began before a table was altered records the old shape, and the column numbers of its
-    rows. If there is no shape with these numbers, the result has the negative id of the recorded shape.
+    """Return the columns for `RecordedChanges`, with the actual shape of each row in place of the recorded
+    one. A transaction that began before a table was altered records the old shape, although its rows have the
+    new columns; it also records the numbers of those columns. If no shape with these numbers is known, the
+    result is the negative id of the recorded shape.
     """
     *facts, altered = columns
     if altered.null_count == len(altered):
@@ -120,13 +124,16 @@ def restored(
 def causal_order(
     recorded: RecordedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray
 ) -> Ints:
-    """Sort changes of the same row into the order in which they were made. Each change in `late` is moved
-    before the change that read the row version it wrote, if that change was recorded first. The two are
-    matched by ctid. Row triggers fire after the statement, one row after the other. If a trigger of the
-    application changes another row of the same statement, whose own trigger has not fired yet, that later
-    change is recorded first. Within a transaction no two row versions have the same ctid in one file of the
-    table. A TRUNCATE starts a new file, which reuses ctids from the beginning. So no change is moved across a
-    truncate.
+    """Return the indices of the changes in the order in which they were made. Each change in `late` wrote a
+    row version that another change then replaced or deleted. If the other change was recorded first, the
+    change in `late` is moved before it. Two such changes are matched by the ctid of the row version.
+
+    The order can differ because row triggers fire after the statement, one row after the other. A trigger of
+    the application may change a row of the same statement whose own trigger has not fired yet; this later
+    change is then recorded first.
+
+    Within a transaction no two row versions have the same ctid in one file of the table. A TRUNCATE starts a
+    new file, which reuses ctids from the beginning. So no change is moved across a truncate.
     """
     order = list(range(len(recorded.codes)))
     places = old_at.to_pylist()
@@ -143,8 +150,8 @@ def causal_order(
 
 
 def _fillings(recorded: RecordedChanges, members: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """For each change of a transaction: its table, and how often the transaction had truncated that table
-    before.
+    """For each change of a transaction, by index: the table, and how often the transaction had truncated that
+    table before the change.
     """
     emptied: Counter[int] = Counter()
     fillings: dict[int, tuple[int, int]] = {}
@@ -156,8 +163,8 @@ def _fillings(recorded: RecordedChanges, members: Iterable[int]) -> dict[int, tu
 
 
 def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:
-    """The schema without generated columns, as a snapshot reads it. Columns of a partition are in the order
-    of its root.
+    """Return the table schema of a shape without generated columns, as a snapshot reads the table. Columns of
+    a partition are in the order of its root.
     """
     kept = sorted((field for field in shape.fields if not field.is_generated), key=lambda field: field.rank)
     columns = tuple(types.column(field.name, field.type_oid, field.type_modifier) for field in kept)
@@ -169,7 +176,7 @@ def build_batches(
     shapes: Mapping[int, tuple[Shape, TableSchema]],
     commits: Mapping[int, CommitFacts],
 ) -> tuple[ChangeBatch, ...]:
-    """One batch for each table and schema version, in the order of their first changes."""
+    """Build one batch for each table and schema version, in the order of the first changes of each."""
     parts: dict[TableSchema, list[ChangeBatch]] = defaultdict(list)
     for shape_id in dict.fromkeys(recorded.shapes.tolist()):
         shape, schema = shapes[abs(shape_id)]
@@ -185,7 +192,9 @@ def build_batches(
 def _build_safely(
     recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]
 ) -> ChangeBatch:
-    """Rows that do not match their shape fail their table only."""
+    """Build a batch. Rows that do not match their shape do not raise an error, but make the values
+    unreadable, so that only their table fails.
+    """
     try:
         return _build(recorded, shape, schema, commits)
     except ProtocolError as error:
@@ -199,7 +208,9 @@ def _build_safely(
 def _build_lost(
     recorded: RecordedChanges, schema: TableSchema, commits: Mapping[int, CommitFacts]
 ) -> ChangeBatch:
-    """Changes whose columns are unknown: without values, each marked as an unreadable text."""
+    """Build a batch of changes whose columns are unknown. All values are NULL, and each is marked as an
+    unreadable text.
+    """
     rows = _Rows.plan(recorded, np.zeros(len(recorded.codes), np.bool_))
     texts = pc.binary_join_element_wise(pa.scalar(REPLACED), pc.coalesce(recorded.new, recorded.old), "")
     lost, count = texts.is_valid(), len(texts)
@@ -250,8 +261,8 @@ def _batch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tuples:
-    """The rows of some changes, by column; `places` holds the index of each change's row, -1 if it has
-    none.
+    """The old rows or the new rows of some changes, by column. `places` contains for each change the index of
+    its row, or -1 if it has none.
     """
 
     columns: Mapping[str, pa.StringArray]
@@ -272,7 +283,9 @@ class _Tuples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """For each row of a batch: its change, its kind, its ordinal, and whether it shows the old row."""
+    """For each row of a batch: the index of its change, its kind, its ordinal, and whether its values are
+    those of the old row.
+    """
 
     changes: Ints
     codes: Ints
@@ -290,7 +303,9 @@ class _Rows:
 
 
 def _moved(recorded: RecordedChanges, new: _Tuples, old: _Tuples, key: Iterable[str]) -> Bools:
-    """Which updates changed the key; all of them in a table without a key."""
+    """Return for each change whether it is an update that changed the key. In a table without a key, every
+    update counts as one.
+    """
     updates = np.flatnonzero(recorded.codes == _UPDATE)
     moved = np.zeros(len(recorded.codes), np.bool_)
     names = tuple(key)
@@ -304,7 +319,9 @@ def _moved(recorded: RecordedChanges, new: _Tuples, old: _Tuples, key: Iterable[
 
 
 def _texts(name: str, rows: _Rows, new: _Tuples, old: _Tuples, *, is_key: bool) -> pa.StringArray:
-    """A column of a batch. A delete shows only the key, a truncate nothing."""
+    """Return one column of a batch as texts. A delete has only the values of key columns, a truncate has no
+    values.
+    """
     ours, theirs = new.columns[name], old.columns[name]
     together = pa.concat_arrays([ours, theirs, pa.nulls(1, pa.string())])
     nothing = len(ours) + len(theirs)
@@ -315,7 +332,7 @@ def _texts(name: str, rows: _Rows, new: _Tuples, old: _Tuples, *, is_key: bool) 
 
 
 def _metadata(recorded: RecordedChanges, rows: _Rows, commits: Mapping[int, CommitFacts]) -> list[pa.Array]:
-    """The columns `_change_type` to `_unchanged`."""
+    """Return the columns `_change_type` to `_unchanged`."""
     positions = recorded.positions[rows.changes]
     known, at = np.unique(positions, return_inverse=True)
     facts = [commits[int(position)] for position in known]
@@ -328,7 +345,7 @@ def _metadata(recorded: RecordedChanges, rows: _Rows, commits: Mapping[int, Comm
 
 
 def _joined(schema: TableSchema, batches: Sequence[ChangeBatch]) -> ChangeBatch:
-    """The changes of several partitions in order."""
+    """Join the batches of one schema, for example of several partitions, in the order of their changes."""
     if len(batches) == 1:
         return batches[0]
     rows = pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks()

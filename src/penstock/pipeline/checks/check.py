@@ -1,9 +1,9 @@
 """`check_pipeline`: test the requirements of a run before its first row, and report all problems at once.
 
-The source is checked in the order of a run and by the same functions. Actions that can be undone are
-executed: connections are opened, a temporary slot is created, the publication is created and rolled back, one
-block of each table is read as in a snapshot, files and a table are written and removed, and results of
-earlier runs are inspected. Spark is started only if a table has a query that only Spark can parse.
+The check inspects the source in the same order as a run, with the same functions. It executes actions that
+can be undone: it opens connections, creates a temporary slot, creates the publication and rolls this back,
+reads one block of each table as a snapshot does, and writes and removes files and a table. It also inspects
+the results of earlier runs. It starts Spark only if a table has a query that only Spark can parse.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class _SourceCheck:
         step.detail = f"Postgres {limits.version}"
 
     def _polling(self, step: Step, selection: Selection, stack: ExitStack) -> None:
-        """Check whether the tables can be polled, and whether a snapshot can be taken. `stack` holds the
-        snapshot.
+        """Check whether the tables can be polled, and whether a snapshot can be taken. `stack` keeps the
+        snapshot open.
         """
         settings = PollingSettings.of(self._config.capture_settings())
         polled = inspect_polled(self._connection, settings, selection.sources)
@@ -242,7 +242,7 @@ class _SourceCheck:
             step.problem(error)
 
     def _slot(self, step: Step, stack: ExitStack) -> None:
-        """Check the existing slot, and create a temporary slot as every snapshot does. `stack` holds the
+        """Check the existing slot, and create a temporary slot as every snapshot does. `stack` keeps the
         temporary slot.
         """
         name = self._config.slot
@@ -273,7 +273,9 @@ class _SourceCheck:
                 "wait for one"
             )
             step.problem(
-                NoTablesError(reason, hint="check tables: in the configuration; names are case-sensitive")
+                NoTablesError(
+                    reason, hint="check the setting `tables` in the configuration; names are case-sensitive"
+                )
             )
         for name, error in selection.refused.items():
             step.problem(error, name)
@@ -312,12 +314,12 @@ class _SourceCheck:
                 step.warn(
                     "no-match",
                     f"pattern {rule.match} matches no table",
-                    "check tables: in the configuration; names are case-sensitive",
+                    "check the setting `tables` in the configuration; names are case-sensitive",
                 )
 
     def _triggers(self, step: Step, selection: Selection, stack: ExitStack) -> None:
-        """Check whether the tables have triggers or can get them, and take a snapshot. `stack` holds the
-        snapshot.
+        """Check whether the tables have triggers or can get them, and take a snapshot. `stack` keeps the
+        snapshot open.
         """
         name = step.detail = self._config.slot
         report = plan_triggers(self._connection, name, [table.name for table in selection.sources]).report
@@ -424,7 +426,9 @@ class _SourceCheck:
 
 
 class _Patience:
-    """`OnWait` callback that stops waiting for open transactions. A run would log them and wait on."""
+    """`OnWait` callback that raises an error if open transactions delay a slot for some seconds. A run would
+    report them and continue to wait.
+    """
 
     def __init__(self) -> None:
         self._waits = 0

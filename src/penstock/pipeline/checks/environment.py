@@ -61,7 +61,7 @@ def _warn_of_readers(step: Step, config: PipelineConfig) -> None:
 
 
 def _check_capture(config: PipelineConfig) -> Step:
-    """Check whether the separate capture runs. If not, warn: a run waits for it."""
+    """Check the separate capture. If it does not run, warn, because a run would wait for it."""
     step = Step("capture", f"into {config.spool}")
     with step.catching():
         missing = missing_capture(config.spool)
@@ -174,7 +174,9 @@ def _write_table(path: Path) -> None:
 
 @contextmanager
 def temporary_place(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Context manager that creates the directory. At its end it removes the directories that it created."""
+    """Context manager that creates the directory `path`. At its end it removes the directories that it
+    created.
+    """
     try:
         created = [each for each in (path, *path.parents) if not storage.exists(each)]
         storage.ensure_directory(path, shared=shared)

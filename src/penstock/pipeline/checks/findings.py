@@ -16,8 +16,8 @@ _SOURCE = ("PEN-11", "PEN-12", "PEN-14")  # connection and server, slot, tables
 
 
 def exit_code(code: str) -> int:
-    """The exit code for this error: 2 for the configuration, 3 for the source or this machine, 1
-    otherwise.
+    """Return the exit code for an error code: 2 for errors of the configuration, 3 for those of the source or
+    this machine, 1 otherwise.
     """
     if code in _CONFIGURATION:
         return 2
@@ -80,7 +80,7 @@ class Step:
 
     @contextmanager
     def catching(self, table: TableName | None = None) -> Iterator[None]:
-        """Record an error that would stop a run as a problem; the check continues."""
+        """Context manager that records an error of its block as a problem, so that the check continues."""
         try:
             yield
         except PenstockError as error:
@@ -121,7 +121,7 @@ class CheckReport:
         return 3 if codes else 0
 
     def as_document(self) -> dict[str, object]:
-        """A JSON document for programs, with stable names."""
+        """Return the report as a JSON document for programs. The names of its keys are stable."""
         return {
             "pipeline": self.pipeline,
             "ok": not self.problems,

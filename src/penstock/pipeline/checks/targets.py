@@ -30,7 +30,7 @@ from penstock.storage.temporary import is_case_sensitive
 def check_continuing(
     step: Step, config: PipelineConfig, address: SourceAddress, connection: Connection, selection: Selection
 ) -> None:
-    """Inspect targets, slot and epoch log as a run does before its first row, with the same functions."""
+    """Inspect targets, slot and epoch log with the functions that a run uses before its first row."""
     root = config.sink.root
     checks = _TargetChecks(step, config, address, connection, selection)
     try:

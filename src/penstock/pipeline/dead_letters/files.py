@@ -1,11 +1,12 @@
-"""Files of dead letters: changes stored as they were spooled, and compaction of small files.
+"""Files of dead letters: the rejected changes in the format of the spool, and the compaction of small files.
 
 Every epoch of a table reads the table's open dead letters, and a replay applies their changes from
-`_changes`. So the thread that applies the table's epochs compacts files with open dead letters. It first
-writes a plan, from which the next run completes a compaction that a crash interrupted. Files whose dead
-letters are all settled (superseded or replayed) are only for operators: maintenance compacts them, and
-deletes dead letters after their retention. During a compaction a reader may see a dead letter twice;
-`without_duplicates` removes the duplicate.
+`_changes`. So the thread that applies the table's epochs also compacts the files with open dead letters. It
+first writes a plan. If a crash interrupts the compaction, the next run completes it from the plan.
+
+Files whose dead letters are all settled (superseded or replayed) are kept only for operators. Maintenance
+compacts them, and deletes dead letters after their retention. During a compaction a reader may see a dead
+letter twice; `without_duplicates` removes the duplicate.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ def write_durably(path: Path, rows: pa.Table) -> None:
 
 
 def write_changes(path: Path, schema: TableSchema, batches: list[pa.RecordBatch]) -> None:
-    """Write `batches` as they were spooled, with the table's schema."""
+    """Write `batches`, which have the format of the spool, with the table's schema in the file's metadata."""
     rows = pa.Table.from_batches(batches)
     write_durably(path, rows.replace_schema_metadata({_SCHEMA: json.dumps(schema_document(schema)).encode()}))
 
 
 def shape_of(path: Path) -> bytes:
-    """The serialised table schema of a file. Files with different schemas cannot be merged."""
+    """Return the serialised table schema of a file. Files with different schemas cannot be merged."""
     return bytes((pq.read_schema(path).metadata or {}).get(_SCHEMA, b""))
 
 
 def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
-    """Read a file that `write_changes` wrote."""
+    """Read a file that `write_changes` wrote. Returns the table's schema and the rows."""
     try:
         with pq.ParquetFile(path) as file:
             schema = parse_schema(json.loads((file.schema_arrow.metadata or {})[_SCHEMA]))
@@ -75,8 +76,9 @@ def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
 
 
 def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
-    """Load the dead letters `wanted` of a file (None: all) as changes at position `end`. With their original
-    positions, which are before the target's applied position, the target would skip them.
+    """Load dead letters of a file as changes at position `end`. The original position of a dead letter is
+    before the target's applied position, so with that position the target would skip it. `wanted`: the dead
+    letters to load; None for all.
     """
     schema, rows = read_changes(path)
     kinds, unchanged, versions, ordinals = (
@@ -102,7 +104,7 @@ def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> Fi
 
 
 def exclude(slice: FileSlice, names: Collection[Name]) -> FileSlice:
-    """The slice without the changes `names`."""
+    """Return the slice without the changes `names`."""
     low, high = slice.file.min_position.value, slice.file.max_position.value
     within = frozenset(name for name in names if low <= name[0] <= high)
     return replace(slice, excluded=slice.excluded | within) if within else slice
@@ -117,7 +119,7 @@ _LARGE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """A planned compaction of one table's files; durable before the first file is changed."""
+    """A planned compaction of one table's files. The plan is durable before the first file is changed."""
 
     into: str
     stems: tuple[str, ...]
@@ -154,9 +156,11 @@ class DeadLetterCompactor:
         return self.directory / "_changes"
 
     def compact_open(self, files: Mapping[str, set[Name]], into: str) -> Compaction | None:
-        """Merge files with open dead letters of a table into the file `into`: the longest run, in commit
-        order, of files with the same schema. `files`: the open dead letters by file stem. Returns None if no
-        two adjacent files have the same schema.
+        """Merge files with open dead letters of a table into one file with the stem `into`. Merges the
+        longest run of files that have the same schema and are adjacent in commit order. `files`: the open
+        dead letters by file stem.
+
+        Returns the compaction; None if no two adjacent files have the same schema.
         """
         stems = sorted(files, key=lambda stem: min(files[stem]))
         runs = [
@@ -181,7 +185,7 @@ class DeadLetterCompactor:
             storage.sync_directory(self._pending)
             storage.put(self._document(into), compaction.dump())
         except BaseException:
-            if not storage.exists(self._document(into)):  # otherwise `finish` needs both files
+            if not storage.exists(self._document(into)):  # if it exists, `finish` needs both files
                 storage.delete(changes)
                 storage.delete(letters)
             raise
@@ -200,8 +204,8 @@ class DeadLetterCompactor:
         self.finish("")
 
     def finish(self, prefix: str) -> None:
-        """Finish the planned compactions whose names start with `prefix`. Skips the steps that were executed
-        before.
+        """Finish the planned compactions whose names start with `prefix`. Skips the steps that an interrupted
+        attempt has already executed.
         """
         found = storage.list_paths(self._pending, f"{prefix}*.fold")
         if found:
@@ -229,8 +233,8 @@ class DeadLetterCompactor:
         """Compact files of settled dead letters if there are many, and delete dead letters that were settled
         before the time `before`.
 
-        `lock` is held only while files are added and removed, because another thread may settle a dead letter
-        at the same time.
+        Holds `lock` only while it adds and removes files. The lock keeps other threads from settling a dead
+        letter at that moment.
         """
         visible = [
             path for path in storage.list_paths(self.directory, "*.parquet") if not path.name.startswith(".")
@@ -275,12 +279,12 @@ class SettledFile:
     bytes: int
     rows: int
     old: int
-    """Number of its dead letters that are to be deleted."""
+    """The number of dead letters in the file that are to be deleted."""
 
     @classmethod
     def inspect(cls, path: Path, before: datetime) -> SettledFile | None:
-        """Inspect a file; None if it has an open dead letter, or was removed. `before`: dead letters that
-        were settled before this time are to be deleted.
+        """Inspect a file. Returns None if the file has an open dead letter, or was removed. `before`: dead
+        letters that were settled before this time are to be deleted.
         """
         try:
             size = storage.size_bytes(path)
@@ -295,7 +299,9 @@ class SettledFile:
 
 
 def without_duplicates(letters: pa.Table, seen: set[tuple[object, ...]] | None = None) -> pa.Table:
-    """Remove duplicate dead letters, and those in `seen`. Adds the remaining ones to `seen`."""
+    """Return the dead letters without duplicates and without those in `seen`. Adds the returned ones to
+    `seen`.
+    """
     seen = set() if seen is None else seen
     wanted = []
     for name in zip(

@@ -1,8 +1,8 @@
 """`DeadLetterQueue`: diverts rejected changes of an epoch before the target sees them, and replays dead
 letters with an epoch.
 
-For most epochs a check of the spool's counts (`ChangeCounts`) is sufficient. If values may be rejected, or
-the table has open dead letters, an executor also reads the changes before the sink does
+For most epochs it is sufficient to check the counts in the spool (`ChangeCounts`). If values may be rejected,
+or the table has open dead letters, an executor reads the changes before the sink does
 (`dead_letters/task.py`).
 """
 
@@ -49,8 +49,8 @@ from penstock.transforms.transform import Transform
 def answered(
     task: ScreeningTask, executors: Executors, queries: Queries | None, directory: Path
 ) -> Iterator[ScreeningTask]:
-    """Context manager: evaluate the Spark expressions of `task`, and yield the task with the results. They
-    are in files under `directory`, which are removed at the end of the block.
+    """Context manager: evaluate the Spark expressions of `task`, and yield the task with the results. The
+    results are in files under `directory`, which are removed at the end of the block.
     """
     if all(fitted.query is None for fitted in task.fitted.values()):
         yield task
@@ -85,8 +85,8 @@ class DeadLetterQueue:
         transform_of: Callable[[TableName], Transform | None] = lambda _: None,
         queries: Queries | None = None,
     ) -> None:
-        """`on_replayed` is called after a replay of a table's dead letters; some may have been rejected
-        again.
+        """`on_replayed` is called after a replay of a table's dead letters. The replay may have rejected some
+        of them again.
         """
         self.store = store
         self._executors = executors
@@ -108,13 +108,13 @@ class DeadLetterQueue:
         self._lock = threading.Lock()
 
     def order_replay(self, table: TableName) -> None:
-        """Apply the table's open dead letters with its next epoch."""
+        """Request a replay: the table's next epoch also applies the table's open dead letters."""
         with self._lock:
             self._due.add(table)
 
     def is_due(self, table: TableName) -> bool:
-        """Whether the table has dead letters to replay. A replay of a table without dead letters is finished
-        at once.
+        """Whether a replay of the table is requested and has something to do. If the table has no open dead
+        letters, this method ends the replay at once.
         """
         if table not in self._due:
             return False
@@ -143,8 +143,9 @@ class DeadLetterQueue:
     def include_due(
         self, target: Target, changes: TableChanges, end: Position, follows: Callable[[FileSlice], bool]
     ) -> TableChanges:
-        """Put the dead letters that are due for a replay in front of the changes. Dead letters for which
-        `follows` returns False have another schema than the target and are left out.
+        """Return the changes with the dead letters in front of them, if a replay of the table is requested.
+        Leaves out dead letters for which `follows` returns False, because they have another schema than the
+        target.
         """
         if target.table not in self._due:
             return changes
@@ -193,8 +194,8 @@ class DeadLetterQueue:
         end: Position,
         known: Mapping[Name, Rejection] | None = None,
     ) -> TableChanges:
-        """Return the changes without the rejected ones, which are durable in a pending batch at this time.
-        Raises an error for a rejected change if the table's policy is `stop`.
+        """Return the changes without the rejected ones. When this method returns, the rejected changes are
+        durable in a pending batch. Raises an error for a rejected change if the table's policy is `stop`.
 
         `known`: the rejections found so far, if the sink has rejected a write; otherwise None.
         """
@@ -218,8 +219,8 @@ class DeadLetterQueue:
         return replace(changes, slices=(*letters, *(exclude(slice, screened.excluded) for slice in own)))
 
     def screen_resync(self, main: Sink, shadow: Target, changes: TableChanges, end: Position) -> TableChanges:
-        """As `screen`, for a shadow that is about to be swapped in. The swap supersedes the earlier dead
-        letters of the table.
+        """Do what `screen` does, for a shadow that is about to be swapped in. The swap supersedes the earlier
+        dead letters of the table.
         """
         table = shadow.table
         mine = main.load_target(table)
@@ -283,8 +284,8 @@ class DeadLetterQueue:
             self._settle(batch, counts=True)
 
     def abandon_copy(self, main: Sink, table: TableName) -> None:
-        """Discard the rejected rows of a copy that was not swapped in. They are kept if the target shows that
-        the swap was committed although its reply was lost.
+        """Discard the rejected rows of a copy that was not swapped in. If the target shows that the swap was
+        committed and only its reply was lost, the rows become dead letters instead.
         """
         self._resync_files.pop(table, None)
         batch = self._pending_batches.get(table)
@@ -370,8 +371,8 @@ class DeadLetterQueue:
             self._pending_batches[batch.table] = batch
 
     def _reached(self, sink: Sink, target: Target) -> Position:
-        """Load the target's applied position. Also applies the pending batch if the target has committed it,
-        and otherwise discards it.
+        """Return the applied position that the target has now. Also settles the pending batch: applies it if
+        the target has committed it, and otherwise discards it.
         """
         now = sink.load_target(target.table)
         if (
@@ -406,8 +407,8 @@ class DeadLetterQueue:
         self._on_replayed(table)
 
     def _is_suspicious(self, table: TableName, slices: Iterable[FileSlice]) -> bool:
-        """Whether a value may be rejected, by the counts of the slices. With the policy `stop`, raises an
-        error if a value is rejected, and otherwise returns False.
+        """Whether the counts of the slices show values that may be rejected. With the policy `stop`, raises
+        an error if they show a rejected value, and otherwise returns False.
         """
         if self._policy_of(table) is RefusedPolicy.STOP:
             check_values(table, slices, reject_inexact=self._reject_inexact)
@@ -421,7 +422,9 @@ class DeadLetterQueue:
 
 @dataclass(frozen=True, slots=True)
 class ResyncDeadLetters:
-    """Takes rejected rows of a shadow. They become the table's dead letters when the shadow is swapped in."""
+    """Takes the rejected rows of a shadow. The rows become the table's dead letters when the shadow is
+    swapped in.
+    """
 
     queue: DeadLetterQueue
 
@@ -450,7 +453,7 @@ _GO_ON = (
 def open_dead_letter_queue(
     spark: SparkSession, config: Callable[[], PipelineConfig], mode_of: Callable[[TableName], Mode]
 ) -> DeadLetterQueue:
-    """The queue of a pipeline; `config` returns the current configuration."""
+    """Create the dead-letter queue of a pipeline. `config` returns the current configuration."""
     state, root, name = config().state, config().sink.root, config().pipeline
     return DeadLetterQueue(
         DeadLetterStore(root, name),

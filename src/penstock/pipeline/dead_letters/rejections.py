@@ -1,14 +1,15 @@
 """Decide which changes of an epoch are rejected, and which dead letters later changes supersede; build the
 stored form of dead letters.
 
-A rejected change becomes a dead letter. The target keeps the row's earlier version, or has no such row, until
-the dead letter is *settled*: a later change with the whole row, a delete or a truncate supersedes it, or it
-is replayed. A change with unchanged TOAST values cannot be applied to a row with an open dead letter, because
-the target may lack these values. It becomes a dead letter too.
+A rejected change becomes a dead letter. Until the dead letter is *settled*, the target keeps the row's
+earlier version, or has no such row. A dead letter is settled when a later change supersedes it (a change with
+the whole row, a delete or a truncate), or when it is replayed. A change with unchanged TOAST values cannot be
+applied to a row with an open dead letter, because the target may lack these values. Such a change becomes a
+dead letter too.
 
-A delete is never rejected, because the row that it leaves in the target could collide with a later row of the
-same key. A row without a key is identified by all its values. If such a row has an open dead letter, a delete
-supersedes the dead letter and is not applied to the target.
+A delete is never rejected. Otherwise the deleted row would stay in the target, where it could collide with a
+later row of the same key. A row without a key is identified by all its values. If such a row has an open dead
+letter, a delete of the row supersedes the dead letter and is not applied to the target.
 
 A dead letter is identified by its table and its change: commit version and ordinal.
 """
@@ -49,7 +50,7 @@ Name = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The error code and the reason for which a change is not applied to the target."""
+    """Why a change is not applied to the target: an error code, and the reason in words."""
 
     code: str
     reason: str
@@ -64,12 +65,11 @@ class Screened:
     """The result of `screen`."""
 
     excluded: set[Name] = field(default_factory=set)
-    """Changes that must not reach the target."""
+    """Changes and dead letters that must not reach the target."""
     refused: dict[Name, Rejection] = field(default_factory=dict)
-    """The changes of `excluded` that become dead letters."""
+    """The changes among `excluded` that become new dead letters, each with its rejection."""
     superseded: dict[Name, int] = field(default_factory=dict)
-    """Dead letters that are superseded, new ones included, each with the version of the superseding
-    commit.
+    """Old and new dead letters that are superseded, each with the version of the commit that supersedes it.
     """
     replayed: set[Name] = field(default_factory=set)
     """Dead letters that are applied with this epoch."""
@@ -78,8 +78,8 @@ class Screened:
 def rejected_values(
     table: TableName, changes: pa.Table, *, reject_inexact: bool, has_unreadable: bool
 ) -> dict[Name, Rejection]:
-    """Rejections of changes with unreadable text or, with `reject_inexact`, with values that their type
-    cannot hold. Deletes are not checked, because only their key is used.
+    """Return the rejections of changes with unreadable text, and with `reject_inexact` also of changes with
+    values that the column type cannot hold. Deletes are not checked, because only their key is used.
     """
     found: dict[Name, Rejection] = {}
     exact = changes.column(EXACT)
@@ -108,10 +108,10 @@ def screen(
 ) -> Screened:
     """Decide which of `changes` and of the open dead letters (`letters`) to apply, reject or supersede.
 
-    Both are in the order of `read_slices`, and `rejections` may contain changes of both. With `replays`, the
-    dead letters are applied before the changes. For a routed table, `source` is the column that contains the
-    name of the member (source table). `needs_earlier_values`: the transform, a later step, takes unchanged
-    TOAST values from earlier changes.
+    Changes and dead letters are in the order of `read_slices`, and `rejections` may contain both. With
+    `replays`, the dead letters are applied before the changes. For a routed table, `source` is the column
+    that contains the name of the member (source table). `needs_earlier_values`: the transform, which runs
+    later, takes unchanged TOAST values from earlier changes of the same row.
     """
     both = pa.concat_tables([letters, changes])
     if layout.mode.is_log:
@@ -132,8 +132,8 @@ def screen(
 def _screen_log(
     both: pa.Table, letters: int, rejections: Mapping[Name, Rejection], *, replays: bool, gaps: _Gaps | None
 ) -> Screened:
-    """`screen` for an `append` table: no change supersedes a dead letter. With `gaps`, a change that needs
-    values of a rejected change is rejected too.
+    """Do what `screen` does, for an `append` table. There no change supersedes a dead letter. With `gaps`, a
+    change that needs values of a rejected change is rejected too.
     """
     names = dict(_names(both, np.arange(both.num_rows)))
     deletes = is_kind(both, ChangeType.DELETE)
@@ -157,11 +157,12 @@ def _screen_log(
 
 
 class _Gaps:
-    """Tracks rows of an `append` table whose previous change was rejected, or is a dead letter that is
-    replayed after newer changes. Unchanged TOAST values must not be taken from earlier changes of such rows.
+    """Tracks the rows of an `append` table for which unchanged TOAST values must not be taken from earlier
+    changes. The previous change of such a row was rejected, or is a dead letter that is replayed after newer
+    changes.
 
-    A mirror does not need this, because there an open dead letter is the last version of its row. Call `take`
-    in the order of the changes.
+    A mirror does not need this: there, an open dead letter is the last version of its row. Call `take` in the
+    order of the changes.
     """
 
     def __init__(self, both: pa.Table, key: Sequence[str]) -> None:
@@ -174,17 +175,19 @@ class _Gaps:
         self._moved = _moved(both, versions, ordinals)
         self._open: set[int] = set()
         self._left = False
-        """Whether the row of the last delete had a dead letter."""
+        """Whether the row that the last delete removed was tracked."""
 
     def is_behind(self, row: int) -> bool:
-        """Whether the change lacks values that must not be taken from earlier changes."""
+        """Whether the change at index `row` lacks values, and these must not be taken from earlier
+        changes.
+        """
         return bool(
             self._lacks[row] and (self._left if self._moved[row] else int(self._codes[row]) in self._open)
         )
 
     def take(self, row: int, *, leaves: bool) -> None:
-        """Process the next change. `leaves`: later changes of the row must not take values from this change,
-        or from earlier ones.
+        """Process the next change. `leaves`: later changes of the same row must not take values from this
+        change or from earlier changes.
         """
         code = int(self._codes[row])
         if self._is_truncate[row]:
@@ -199,7 +202,7 @@ class _Gaps:
 
 
 def _affected_rows(both: pa.Table, codes: Rows, letters: int, rejections: Mapping[Name, Rejection]) -> Rows:
-    """Indexes of truncates, and of changes whose key has a dead letter or may get one."""
+    """Return the indexes of truncates, and of changes whose key has a dead letter or may get one."""
     versions, ordinals = (ints_of(both.column(name)) for name in (COMMIT_VERSION, ORDINAL))
     seeds = np.isin(versions, [version for version, _ in rejections])
     for row in np.flatnonzero(seeds).tolist():
@@ -257,14 +260,14 @@ class _Screener:
         self._replays = replays
         self._open: dict[int, list[Name]] = {}
         self._last: dict[int, int] = {}
-        """For each key, the index of its last change that is a dead letter."""
+        """For each key with open dead letters, the index of the last change that became one of them."""
         self._is_delete, self._is_insert, self._is_truncate = (
             is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE)
         )
         self._is_whole = bools_of(pc.is_null(both.column(UNCHANGED)))
         self._settled_delete: int | None = None
-        """Index of the last delete, if it superseded dead letters. The target then had an older version of
-        the deleted row, or no such row.
+        """The index of the last delete if it superseded dead letters, otherwise None. If a delete supersedes
+        dead letters, the target has an older version of the deleted row, or no such row.
         """
 
     def take(self, row: int, name: Name) -> None:
@@ -309,8 +312,8 @@ class _Screener:
         self._last[code] = row
 
     def _hold(self, row: int, code: int) -> Rejection | None:
-        """The rejection of a change whose unchanged TOAST values the target may lack; None if the target has
-        them.
+        """Return the rejection of a change whose unchanged TOAST values the target may lack. Returns None if
+        the target has the values.
         """
         if self._is_whole[row]:
             return None
@@ -345,16 +348,17 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("settled_at", _TIME),
     ]
 )
-"""`key` and `row` are JSON of the source's change, with exact values. `settled_version` is the commit
-version, or the end of the epoch, at which the dead letter was superseded or replayed.
+"""The columns of a stored dead letter. `key` and `row` are JSON with the exact values of the source.
+`settled_version` is the commit version of the superseding change, or the end of the epoch or resync that
+settled the dead letter.
 """
 
 
 class DeadLetterStatus(StrEnum):
     OPEN = "open"
     SUPERSEDED = "superseded"
-    """The row was written again, deleted, truncated or resynced, so the dead letter is no longer its current
-    version.
+    """A later change wrote, deleted or truncated the row, or the table was resynced. So the dead letter is no
+    longer the current version of the row.
     """
     REPLAYED = "replayed"
 
@@ -362,8 +366,8 @@ class DeadLetterStatus(StrEnum):
 def build_dead_letters(
     table: TableName, changes: pa.RecordBatch, schema: TableSchema, screened: Screened, refused_at: datetime
 ) -> pa.Table:
-    """Build the dead letters for `changes`, rejected changes in their spooled form. `table` is the pipeline's
-    table; if it is routed, `schema` is that of the member.
+    """Build the dead letters for `changes`, which are rejected changes in the format of the spool. `table` is
+    the pipeline's table. For a routed table, `schema` is the schema of the member.
     """
     refused, superseded = screened.refused, screened.superseded
     shown = to_envelopes(changes, schema)
@@ -394,7 +398,9 @@ def build_dead_letters(
 
 
 def settled(letters: pa.Table, marks: Mapping[Name, tuple[DeadLetterStatus, int]]) -> pa.Table:
-    """The same dead letters, with the new status and settled version of the open ones in `marks`."""
+    """Return the dead letters with those in `marks` settled: an open dead letter gets the status and the
+    settled version that `marks` has for it.
+    """
     rows, now = letters.to_pylist(), datetime.now(UTC)
     for row in rows:
         mark = marks.get((row["commit_version"], row["ordinal"]))

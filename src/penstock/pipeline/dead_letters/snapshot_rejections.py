@@ -1,5 +1,5 @@
-"""Rows rejected while a table is copied: stored next to the chunk records, and made dead letters when the
-target commits the copy.
+"""Rows that are rejected while a table is copied. They are stored next to the chunk records, and become dead
+letters when the target commits the copy.
 
 A chunk's rejected rows are durable before the chunk is recorded as read. Rows that changed during the copy
 are read again, and may be rejected again.
@@ -32,13 +32,13 @@ from penstock.sinks.row_values import build_exact
 
 _CODE, _REASON = "code\0", "reason\0"  # no source column can have this name
 _FIRST_ORDINAL = 1 << 40
-"""First ordinal of rejected snapshot rows. Their position is the fence; ordinals of changes at the same
-position are lower.
+"""The lowest ordinal of a rejected snapshot row. The row's position is the fence, and changes at the same
+position have lower ordinals.
 """
 
 
 class RejectedRowsFile:
-    """Callable that collects rejected rows; `close` writes them to a file. Creates no file if no row was
+    """Callable that collects rejected rows. `close` writes them to a file, or creates no file if no row was
     rejected.
     """
 
@@ -54,38 +54,47 @@ class RejectedRowsFile:
         )
 
     def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the accepted rows, then `close` the file before the iterator ends."""
+        """Yield `batches` unchanged, and call `close` after the last one. So the file is durable when the
+        iterator ends.
+        """
         yield from batches
         self.close()
 
     def close(self) -> None:
-        """Write the file; it is durable when this returns."""
+        """Write the rejected rows to the file. The file is durable when this method returns."""
         if self._tables:
             with storage.open_output(self._path) as file:
                 pq.write_table(pa.concat_tables(self._tables), file)
 
 
 def chunk_rejected_file(records: Path, number: int, fence: Position) -> Path:
-    """The file for the rejected rows of a chunk that is read at this fence."""
+    """Return the path of the file for rows that are rejected when a chunk is read from the source at this
+    fence.
+    """
     return records / f"refused-{number}-{fence.value:016X}.parquet"
 
 
 def open_rejected_file(records: Path, number: int, fence: Position) -> Path:
-    """The file for the rows of a chunk that a separate task transforms and rejects."""
+    """Return the path of the file for rows that are rejected when a chunk is transformed. It differs from
+    that of `chunk_rejected_file`, because a transform that needs Spark runs in a task after the one that
+    reads the chunk.
+    """
     return records / f"refused-{number}-{fence.value:016X}-made.parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
-    """Files of rows rejected while a table, or a member of a routed table, was copied."""
+    """The files of rows that were rejected while a table, or a member of a routed table, was copied."""
 
     schema: TableSchema
     chunks: tuple[str, ...] = ()
-    """Files of rejected rows of chunks."""
+    """Files of rows that were rejected when chunks were read or transformed."""
     repaired: tuple[str, ...] = ()
-    """Files of rejected rows that were read again because they changed."""
+    """Files of rows that were read again, because they changed during the copy, and were then rejected."""
     constants: tuple[tuple[str, str], ...] = ()
-    """Key columns of the target that the source table lacks, each with its value in all rows."""
+    """The target's key columns that the source table lacks, each with its value, which is the same in all
+    rows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +112,9 @@ class SnapshotRejectionsTask:
 
 
 def write_snapshot_rejections(task: SnapshotRejectionsTask) -> tuple[str, ...]:
-    """Write dead letters for the rejected rows of a copy. Returns the stems of the files, one per part with
-    dead letters. Rejected rows of chunks that changed later in the copy get none, because they were read
-    again.
+    """Write dead letters for the rejected rows of a copy. Returns the stems of the files, one for each part
+    with dead letters. A rejected row of a chunk gets no dead letter if it changed later in the copy, because
+    it was then read again.
     """
     stems: list[str] = []
     first = _FIRST_ORDINAL
@@ -165,7 +174,7 @@ def _changes(
 
 
 def _untouched(rows: pa.Table, schema: TableSchema, part: RejectedRows, changed: ChangedRows) -> pa.Table:
-    """The rows whose keys are not among the changed keys of the copy."""
+    """Return the rows whose keys are not among the changed keys of the copy."""
     types = {column.name: column.arrow_type for column in schema.columns}
     files = [
         pq.read_table(path, coerce_int96_timestamp_unit="us")

@@ -1,14 +1,15 @@
-"""`penstock_dead_letters`: the dead letters of a pipeline, next to its tables, and the keys that verify
-excludes because of them.
+"""The stored dead letters of a pipeline, in `penstock_dead_letters` next to its tables; and the keys that
+verify excludes because of them.
 
 The Parquet files of the directory form one table with the schema `DEAD_LETTER_SCHEMA`. The subdirectory
-`_changes` has the changes of open dead letters, for replays. A `PendingBatch` contains the changes of an
-epoch to a table's dead letters, and is durable under `_pending` before the target commits. It takes effect if
-the target reaches the end of the epoch, and is discarded otherwise. The copy of a resync may be at the same
-position as the target that it replaces; then the id of the copy decides. So a dead letter is stored once, and
-is settled if and only if the target has committed the change that superseded or replayed it.
+`_changes` has the changes of open dead letters, for replays. A `PendingBatch` lists the dead letters of a
+table that an epoch adds and settles. It is durable under `_pending` before the target commits the epoch. It
+takes effect if the target reaches the end of the epoch, and is discarded otherwise. The copy of a resync may
+be at the same position as the target that it replaces; then the id of the copy decides. So a dead letter is
+stored once, and is settled if and only if the target has committed the change that superseded or replayed it.
 
-verify identifies dead letters by key. In a table without a key it cannot distinguish them from missing rows.
+verify identifies dead letters by key. In a table without a key it cannot distinguish rows with dead letters
+from missing rows.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ _NAMES = ("table", "status", "commit_version", "ordinal")
 
 @dataclass(frozen=True, slots=True)
 class PendingBatch:
-    """Changes of one epoch to a table's dead letters. Pending until the target has committed position
-    `end`.
+    """The dead letters of a table that an epoch adds and settles. The batch is pending until the target has
+    committed position `end`.
     """
 
     table: TableName
@@ -64,10 +65,12 @@ class PendingBatch:
     superseded: Mapping[Name, int] = field(default_factory=dict)
     replayed: frozenset[Name] = frozenset()
     is_resync: bool = False
-    """The table is resynced: earlier dead letters are superseded."""
+    """Whether the batch belongs to a snapshot or a resync, which supersedes all earlier dead letters of the
+    table.
+    """
     copy: str | None = None
-    """The id of the copy that is swapped in (`Target.copy`). Its position may equal that of the replaced
-    target.
+    """The id of the copy that a resync swaps in (`Target.copy`); otherwise None. The copy may be at the same
+    position as the target that it replaces.
     """
 
     @property
@@ -128,7 +131,7 @@ class DeadLetterStore:
         self._open: dict[TableName, dict[str, set[Name]]] = {}
         """The open dead letters, by table and file."""
         self._compacting: set[TableName] = set()
-        """Tables with a compaction that may be incomplete."""
+        """Tables with a compaction that an error may have interrupted."""
         self._is_durable = False
         """Whether the directory `pending` has been synced to disk."""
         self._load_all_open()
@@ -148,7 +151,9 @@ class DeadLetterStore:
         return {name for names in self._open.get(table, {}).values() for name in names}
 
     def open_in(self, table: TableName, path: Path) -> set[Name]:
-        """The open dead letters of one of the files that `slices` returns."""
+        """The open dead letters in the file at `path`, which is the path of a slice that `slices`
+        returned.
+        """
         return set(self._open.get(table, {}).get(path.stem, ()))
 
     @property
@@ -189,7 +194,7 @@ class DeadLetterStore:
     # --------------------------------------------------------------------------------------------------------
 
     def new_stem(self, table: TableName, end: Position) -> str:
-        """The stem for files of new dead letters under `pending`."""
+        """Return a new, unique stem for files of dead letters under `pending`."""
         self._make_pending()
         return f"{_digest(table)}-{end.value:016X}-{secrets.token_hex(4)}"
 
@@ -201,7 +206,7 @@ class DeadLetterStore:
         storage.put(self._document(batch.table), batch.dump())
 
     def _make_pending(self) -> None:
-        """Create `pending`, and make the directory itself durable, so that batches in it survive a power
+        """Create the directory `pending`, and make it durable, so that batches in it survive a power
         failure.
         """
         for each in (self.directory, self.pending):
@@ -244,8 +249,8 @@ class DeadLetterStore:
                 storage.delete(path)
 
     def sweep(self) -> None:
-        """Finish interrupted compactions, and remove files under `pending` that belong to no batch, as a
-        killed writer leaves them. Called at the start of a run.
+        """Finish interrupted compactions, and remove files under `pending` that belong to no batch, such as
+        those of a killed writer. Called at the start of a run.
         """
         self.compactor.finish_interrupted()
         self._load_all_open()
@@ -281,7 +286,9 @@ class DeadLetterStore:
             self._compacting.discard(table)
 
     def _finish_compaction(self, table: TableName) -> None:
-        """Complete a compaction that a disk error interrupted. Called before the files are read or marked."""
+        """Complete a compaction of the table's files that a disk error interrupted. Called before the files
+        are read or changed.
+        """
         if table in self._compacting:
             with self._lock:
                 self.compactor.finish(f"{_digest(table)}-")
@@ -293,7 +300,9 @@ class DeadLetterStore:
                 self._compacting.discard(table)
 
     def supersede_all(self, table: TableName) -> None:
-        """Supersede all dead letters of a table that is copied from the start: its target is empty."""
+        """Supersede all dead letters of a table that is copied from the start, because its target is then
+        empty.
+        """
         if self._open.get(table) or storage.exists(self._document(table)):
             self.settle(PendingBatch(table, Position.ZERO, is_resync=True), counts=True)
 
@@ -354,8 +363,8 @@ class DeadLetterStore:
 
 
 def _digest(table: TableName) -> str:
-    """Prefix of a table's file names. A digest, because table names may contain any character and be longer
-    than file names may be.
+    """Return the prefix of a table's file names. It is a digest, because a table name may contain any
+    character and be longer than a file name may be.
     """
     return sha256(str(table).encode()).hexdigest()[:16]
 
@@ -369,11 +378,11 @@ _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
 
 def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | None = None) -> pa.Table:
-    """Load the keys of the dead letters that were open at `fence`, or without a fence, of those that are open
-    now. The result has the source's key columns and `_exact`.
+    """Load the keys of the dead letters that were open at `fence`. Without `fence`, load the keys of those
+    that are open now. The result has the source's key columns and `_exact`.
 
-    Raises `SnapshotLostError` if one of these dead letters is no longer open, because its key may no longer
-    be stored. Dead letters of another schema of the table are ignored.
+    Raises `SnapshotLostError` if one of these dead letters is no longer open, because the file with its key
+    may have been removed. Dead letters of another schema of the table are ignored.
     """
     schema = pa.schema(
         [*(pa.field(name, _types(source)[name]) for name in source.key), pa.field(EXACT, EXACT_TYPE)]
@@ -396,8 +405,8 @@ def load_held(store: DeadLetterStore, source: TableSchema, fence: Position | Non
 
 
 def check_held(source: TableSchema, refused: Sequence[Path], held: pa.Table) -> None:
-    """Raise `RowRefusedError` if a row in the files `refused`, which could not be transformed, has no dead
-    letter in `held`.
+    """Check that all rows in the files `refused`, which the transform rejected, have dead letters. Raises
+    `RowRefusedError` for a row whose key is not in `held`.
     """
     names = [*source.key, EXACT]
     rows = pa.concat_tables(
@@ -442,8 +451,9 @@ def _keys(slice: FileSlice, source: TableSchema, wanted: set[Name]) -> Iterator[
 
 
 def _constant(shape: TableSchema, source: TableSchema) -> dict[str, str] | None:
-    """Key columns with the same value in all dead letters of the schema `shape`: the source column of a
-    routed table. None if `shape` is not a schema of the table.
+    """Return the key columns that have the same value in all dead letters with the schema `shape`, each with
+    this value. Only a routed table has such a column, its source column. Returns None if `shape` is not a
+    schema of the table.
     """
     if source.members is not None:
         is_member = any(is_same_shape(shape, member) for member in source.members.schemas)

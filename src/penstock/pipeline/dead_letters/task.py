@@ -1,4 +1,4 @@
-"""Executor task that finds the rejected changes of a table's epoch and writes them to files."""
+"""Executor task that finds the rejected changes of one table in an epoch, and writes them to files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScreeningTask:
-    """The changes of one table in an epoch, to be checked for rejections. Sent to an executor."""
+    """The input of `run_screening`: the changes of one table in an epoch. Sent to an executor."""
 
     table: TableName
     slices: tuple[FileSlice, ...]
@@ -48,27 +48,30 @@ class ScreeningTask:
     views: Mapping[TableSchema, View]
     reject_inexact: bool
     replays: bool
+    """Whether to apply the open dead letters with this epoch."""
     directory: str
     stem: str
-    """Stem of the names of new dead-letter files."""
+    """The start of the names of new dead-letter files."""
     known: Mapping[Name, Rejection] = field(default_factory=dict)
-    """Rejections that earlier attempts found."""
+    """Rejections that are known beforehand: those that earlier attempts found, and those of dead letters with
+    another schema, which cannot be replayed.
+    """
     fitted: Mapping[TableSchema, Fitted] = field(default_factory=dict)
-    """The transform of each source schema, which may reject rows. If set, changes have the source's
-    columns.
+    """The table's transform, which may reject rows, adapted to each source schema. Empty if the table has no
+    transform. Otherwise the changes have the source's columns.
     """
     answers: str | None = None
-    """The directory with the results of Spark expressions, if any."""
+    """The directory with the results of Spark expressions; None if the transform has no Spark expressions."""
 
     @property
     def applied(self) -> Sequence[FileSlice]:
-        """The changes to apply to the target, in order. With `replays`, the open dead letters come first."""
+        """The slices to apply to the target, in order. With `replays`, the open dead letters come first."""
         return (*self.letters, *self.slices) if self.replays else self.slices
 
     @property
     def shapes(self) -> list[tuple[Fitted, list[FileSlice]]]:
-        """The changes of `applied`, grouped into consecutive runs with the same schema, each with its
-        transform.
+        """The slices of `applied`, divided into runs of adjacent slices with the same schema. Each run has
+        its transform.
         """
         return [
             (self.fitted[schema], list(group))
@@ -80,7 +83,7 @@ class ScreeningTask:
 class ScreeningReport:
     screened: Screened
     files: tuple[str, ...]
-    """Stems of the files of new dead letters."""
+    """Stems of the names of the files with the new dead letters."""
 
 
 def run_screening(task: ScreeningTask) -> ScreeningReport:
@@ -115,13 +118,13 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
         found = _transform_rejections(task, screened) if task.fitted else {}
         if found.keys() <= rejections.keys():
             break
-        rejections |= found  # repeat: other rows may need values of these rows
+        rejections |= found  # screen again: other changes may need values of the rejected ones
     return ScreeningReport(screened, _written(task, screened) if screened.refused else ())
 
 
 def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
-    """Write the input of Spark expressions. Returns the number, the transform and the file of each run of
-    `ScreeningTask.shapes` that has input.
+    """Write the input of Spark expressions to files. For each run of `ScreeningTask.shapes` that has such
+    input, returns the run's index, its transform and the path of its file.
     """
     directory = Path(str(task.answers))
     found = []
@@ -137,10 +140,11 @@ def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
 
 
 def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name, Rejection]:
-    """The rejections by the transform, among the changes that are not excluded yet.
+    """Return the rejections by the transform of changes that are not excluded yet.
 
-    Spark evaluated the excluded changes too. This does not affect the result: a change that would take values
-    from an excluded change is rejected itself, or lacks these values.
+    Spark evaluated its expressions for the excluded changes too. This does not affect the result: a change
+    that needs values of an excluded change is excluded itself, or the transform rejects it because it lacks
+    these values.
     """
     found: dict[Name, Rejection] = {}
     for number, (fitted, group) in enumerate(task.shapes):
@@ -163,7 +167,9 @@ def _transform_rejections(task: ScreeningTask, screened: Screened) -> dict[Name,
 
 
 def _narrowed(layout: Layout) -> Layout:
-    """The layout with only the key columns, which identify a row. Without a key, all columns identify it."""
+    """Return the layout with only the key columns, which identify a row. A layout without a key is returned
+    unchanged, because all columns together identify its rows.
+    """
     return (
         Layout(pa.schema([layout.columns.field(name) for name in layout.key]), layout.key, layout.mode)
         if layout.key
@@ -172,8 +178,8 @@ def _narrowed(layout: Layout) -> Layout:
 
 
 def _written(task: ScreeningTask, screened: Screened) -> tuple[str, ...]:
-    """Write two files for each schema of the table: dead letters for operators, and changes for replays.
-    Returns the stems of the file names.
+    """Write two files for each schema in which changes were rejected: dead letters for operators, and changes
+    for replays. Returns the stems of the file names.
     """
     found: dict[TableSchema, list[pa.RecordBatch]] = {}
     for slice in task.slices:

@@ -1,8 +1,9 @@
-"""Schema changes that only the catalog shows: altered types, and tables that were dropped, renamed or moved.
+"""Schema changes that only the catalog shows: altered types, and tables that were dropped, renamed or moved
+to another schema.
 
-The WAL does not show an altered type, so the catalog is compared with the type definitions under which each
-table's values were read. The state directory stores these definitions. If they are missing, those found by
-the first query are used.
+The WAL does not show an altered type. So the type definitions in the catalog are compared with those that
+were valid when each table's values were read. The state directory stores these older definitions. If they are
+missing, the definitions that the first query finds are used instead.
 
 The target of a dropped, renamed or moved table stays as it is. Under its new name the table counts as another
 table, and is copied if the configuration selects it. A table that was `gone` and exists again is copied
@@ -32,16 +33,16 @@ _FILE = "types.json"
 _FORMAT = 1
 
 Known = Mapping[TableName, Mapping[int, str]]
-"""By table and type OID, the signature of the type definition."""
+"""The signature of each type definition, by table and type OID."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlteredTypes:
-    """Columns whose stored values changed their text form when a type was altered."""
+    """Columns whose stored values have another text form since a type was altered."""
 
     columns: tuple[str, ...]
     is_key: bool
-    """Whether one of the columns is a key column: later changes then miss their rows in the target."""
+    """Whether one of the columns is a key column. Later changes then do not find their rows in the target."""
 
     def __str__(self) -> str:
         return (
@@ -54,14 +55,14 @@ class TypeWatch:
     """Finds altered types. Used by the pipeline's main thread only."""
 
     def __init__(self, state: Path, is_stopped_by: Callable[[TableName, AlteredTypes], bool]) -> None:
-        """`is_stopped_by`: whether an altered type makes the table resync or fail. Other tables keep their
-        rows, and are reported once.
+        """`is_stopped_by` returns whether a table must be resynced, or fail, because of altered types. Any
+        other table keeps its rows, and `find_altered` returns it only once.
         """
         self._state = state
         self._is_stopped_by = is_stopped_by
         self._resynced: frozenset[TableName] = frozenset()
         self.open: frozenset[TableName] = frozenset()
-        """Tables that must be resynced or fail; epochs still apply changes to them."""
+        """Tables that must be resynced or fail, and to which epochs still apply changes."""
 
     def find_altered(
         self,
@@ -70,12 +71,12 @@ class TypeWatch:
         applied: Collection[TableName],
         resynced: Collection[TableName],
     ) -> dict[TableName, AlteredTypes]:
-        """The tables among `applied` whose values now have a different text form in the source than in the
+        """Return the tables among `applied` whose values now have another text form in the source than in the
         target.
 
-        `resynced` are tables whose resync is ordered; the first call with such a table happens before its
-        copy starts. A table in neither set is paused, failed or being copied for the first time: its known
-        definitions stay until it is in `applied`.
+        `resynced` are tables whose resync is ordered. The first call with such a table must happen before its
+        copy starts. A table that is neither in `applied` nor in `resynced` is paused, failed or being copied
+        for the first time. Its stored definitions do not change until it is in `applied`.
         """
         known = load_known(self._state)
         types = inspect_table_types(connection, schemas)
@@ -106,8 +107,8 @@ class TableTypes:
         return {oid: text.sign() for types in self.columns.values() for oid, text in types.items()}
 
     def altered(self, known: Mapping[int, str]) -> AlteredTypes | None:
-        """The columns whose types differ from the signatures `known`; None if there are none. Types that are
-        not in `known` are ignored.
+        """Return the columns whose types differ from the signatures `known`; None if no column differs. Types
+        that are not in `known` are ignored.
         """
         names = tuple(
             name
@@ -120,7 +121,7 @@ class TableTypes:
 def inspect_table_types(
     connection: Connection, schemas: Mapping[TableName, TableSchema]
 ) -> dict[TableName, TableTypes]:
-    """The column types of each table, including routed tables, read by one query."""
+    """Read the column types of all tables, including routed tables, with one query."""
     declared = {name: _declared(schema) for name, schema in schemas.items()}
     texts = inspect_type_texts(
         connection, {oid for columns in declared.values() for oids in columns.values() for oid in oids}
@@ -157,7 +158,9 @@ def remember_types(connection: Connection, state: Path, schemas: Mapping[TableNa
 
 
 def load_known(state: Path) -> Known:
-    """The definitions under which the targets' values were read; empty before the first query."""
+    """Load the signatures of the type definitions that were valid when the targets' values were read. Empty
+    before the first query.
+    """
     data = storage.read(state / _FILE)
     if data is None:
         return {}
@@ -174,7 +177,7 @@ def load_known(state: Path) -> Known:
 
 
 def save_known(state: Path, known: Known) -> None:
-    """Write the definitions if they differ from the stored ones."""
+    """Write the signatures if they differ from the stored ones."""
     if load_known(state) != known:
         tables = {str(name): dict(sorted(types.items())) for name, types in sorted(known.items())}
         storage.put(state / _FILE, json.dumps({"format": _FORMAT, "tables": tables}).encode())
@@ -186,7 +189,9 @@ Selects = Callable[[TableName], bool]
 def drop_reasons(
     connection: Connection, oids: Mapping[TableName, int], selects: Selects
 ) -> dict[TableName, str]:
-    """The reason why each of these tables no longer exists. Tables are identified by OID."""
+    """Return the reason why each of these tables no longer exists under its name. `oids` has the OIDs of the
+    tables. `selects` returns whether the configuration selects a table.
+    """
     names = inspect_names(connection, list(oids.values()))
     return {name: _reason(name, names.get(oid), selects) for name, oid in oids.items()}
 
@@ -204,8 +209,8 @@ def _reason(name: TableName, now: TableName | None, selects: Selects) -> str:
 def include_dropped(
     connection: Connection, tables: Tables, targets: Targets, last: Epoch | None, config: PipelineConfig
 ) -> None:
-    """At start, include the tables of the last epoch that the source dropped, because some of their changes
-    may not be applied yet.
+    """Add the tables of the last epoch that the source has dropped to `tables`, because some of their changes
+    may not be applied yet. Called at the start of a run.
     """
     found: dict[TableName, Target] = {}
     for name, recorded in (last.tables if last is not None else {}).items():
@@ -223,7 +228,9 @@ def include_dropped(
 
 
 def _differs(tables: Tables, name: TableName) -> bool:
-    """Whether the table is a routed table that failed because its members differ; it was not dropped."""
+    """Whether the table is a routed table that failed because its members differ. Such a table was not
+    dropped.
+    """
     status = tables.statuses.get(name)
     return status is not None and (status.reason or "").startswith(f"{MembersDifferError.code}:")
 

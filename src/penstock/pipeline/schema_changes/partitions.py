@@ -1,15 +1,15 @@
 """Detect partitions that were attached with rows, detached, dropped, rewritten or truncated.
 
-The WAL does not show these operations, so each catalog query is compared with the previous one. The state
-directory stores the result of the previous query: which partitions each table had, the file of each
-partition's rows, and a transaction id that marks the time of the query. If a partition is missing, the table
-lost its rows. If a new partition was a table before, the table gained its rows. If the file of a partition
-changed, it was rewritten or truncated. If the state directory is lost, changes since the last query are not
-detected.
+The WAL does not show these operations, so the result of each catalog query is compared with that of the
+previous query. The state directory stores the result of the previous query: which partitions each table had,
+the file of each partition's rows, and a transaction id that marks the time of the query. If a partition is
+missing, the table lost the partition's rows. If a new partition was a separate table before, the table gained
+the partition's rows. If the file of a partition changed, the partition was rewritten or truncated. If the
+state directory is lost, changes since the last query are not detected.
 
-A TRUNCATE of the whole table is in the WAL, and is no finding. It is recognised by its transaction, which was
-the last to write the partition's catalog row. So a changed file is reported only after everything committed
-before the query has been applied.
+A TRUNCATE of the whole table changes the files too. It is not reported, because it is in the WAL. It is
+recognised by its transaction, which was the last to write the partition's catalog row. So a changed file is
+reported only when epochs have applied everything that was committed before the query.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KnownPartitions:
     """The partitions that a table had when the catalog was read."""
 
     filenodes: Mapping[int, int]
-    """By partition OID, the file of its rows (relfilenode); 0 if it was not recorded."""
+    """The file of each partition's rows (relfilenode), by partition OID; 0 if it was not recorded."""
     mark: int
     """All transactions with a lower id had ended when the partitions were read."""
 
@@ -53,7 +53,9 @@ class KnownPartitions:
 def moved_partitions(
     known: Mapping[TableName, KnownPartitions], now: Mapping[TableName, Partitions]
 ) -> dict[TableName, str]:
-    """The tables that gained or lost rows through partitions since `known` was recorded, with the reason."""
+    """Return the tables that gained or lost rows through partitions since `known` was recorded, each with the
+    reason.
+    """
     moved: dict[TableName, str] = {}
     for name, parts in now.items():
         before = known.get(name)
@@ -67,8 +69,9 @@ def moved_partitions(
 
 
 def changed_files(known: KnownPartitions, now: Partitions) -> dict[int, Partition]:
-    """Partitions whose rows are in another file, because they were rewritten or truncated. The first file
-    number of a new partition is its OID.
+    """Return the partitions whose rows are now in another file, because they were rewritten or truncated. If
+    `known` lacks a partition, its OID is taken as its earlier file number, because a new partition has that
+    number.
     """
     return {
         oid: part
@@ -78,7 +81,9 @@ def changed_files(known: KnownPartitions, now: Partitions) -> dict[int, Partitio
 
 
 def load_partitions(state: Path) -> dict[TableName, KnownPartitions]:
-    """The partitions read last; empty before the first query."""
+    """Load the partitions of each table as the last catalog query found them. Empty before the first
+    query.
+    """
     data = storage.read(state / _FILE)
     if data is None:
         return {}
@@ -115,7 +120,9 @@ def save_partitions(state: Path, parts: Mapping[TableName, KnownPartitions]) -> 
 EMPTIED = "a partition was truncated separately, or rewritten"
 
 Ask = Callable[[int, Partition], bool | None]
-"""Whether a partition has a row older than its current file; None if it cannot be queried now."""
+"""Function that returns whether a partition has a row that is older than its current file; None if the
+partition cannot be queried now. Its arguments are the partition's OID and the partition.
+"""
 
 
 class Verdict(StrEnum):
@@ -126,8 +133,8 @@ class Verdict(StrEnum):
 
 
 def judge(known: KnownPartitions, now: Partitions, truncates: Collection[int], ask: Ask) -> Verdict:
-    """Decide whether a partition whose file changed was rewritten or truncated separately. `truncates` are
-    the transactions in which the WAL showed a TRUNCATE of the table.
+    """Decide whether a partition of a table was rewritten or truncated separately. `truncates` are the
+    transactions in which the WAL showed a TRUNCATE of the table.
     """
     for oid, part in changed_files(known, now).items():
         if part.xid not in truncates and not (is_kept := ask(oid, part)):
@@ -136,8 +143,8 @@ def judge(known: KnownPartitions, now: Partitions, truncates: Collection[int], a
 
 
 class PartitionWatch:
-    """Finds tables that gained or lost rows through partitions. Used by the pipeline's main thread only. A
-    finding is repeated until the resync of the table has been ordered.
+    """Finds tables that gained or lost rows through partitions. Used by the pipeline's main thread only.
+    Every query finds such a table again until the table's resync has been ordered.
     """
 
     def __init__(
@@ -147,7 +154,7 @@ class PartitionWatch:
         auto_resyncs: Callable[[TableName], bool],
     ) -> None:
         """`truncates` returns the transactions in which the WAL showed a TRUNCATE of a table, as the low 32
-        bits of their ids. `auto_resyncs`: whether the table is resynced automatically.
+        bits of their ids. `auto_resyncs` returns whether a table is resynced automatically.
         """
         self._state = state
         self._truncates = truncates
@@ -158,8 +165,8 @@ class PartitionWatch:
         compared with the partitions that they had at the start of the copy.
         """
         self.open: frozenset[TableName] = frozenset()
-        """Tables with a changed file that cannot be judged before later epochs, and tables whose resync is
-        not ordered yet.
+        """Tables with a changed file that can be judged only after later epochs, and tables that need a
+        resync which is not ordered yet.
         """
 
     def find_moved(
@@ -172,11 +179,12 @@ class PartitionWatch:
         *,
         finds_deletes: bool,
     ) -> dict[TableName, str]:
-        """The tables among `applied` that gained or lost rows, with the reason.
+        """Return the tables among `applied` that gained or lost rows through partitions, each with the
+        reason. `applied` has the applied position of each table.
 
         Tables in `paused` are checked after they are resumed. `seen` returns a position at or after
-        everything committed so far; None if it is not known now. With `finds_deletes` changed files are not
-        checked, because the capture itself reports missing rows as deletes.
+        everything committed so far; None if such a position is not known now. With `finds_deletes`, changed
+        files are not checked, because the capture itself reports missing rows as deletes.
         """
         sources = {name: [source.oid for source in table.sources] for name, table in tables.items()}
         known = load_partitions(self._state)
@@ -193,7 +201,7 @@ class PartitionWatch:
                 busy.add(name)
             elif (at := applied[name]) is None or at < since:
                 waits.add(name)
-                self._since[name] = since  # not the current end, which a busy table never reaches
+                self._since[name] = since  # the first position, which a busy table can reach
             else:
                 moved[name] = EMPTIED
         self.open = frozenset(waits | {name for name in moved if self._auto_resyncs(name)})

@@ -1,13 +1,13 @@
 """Track schema changes: compare the schemas of changes and catalog with the target's schema, and plan the
 target's next schema.
 
-A catalog state is valid for an epoch only if the epoch ends at or after the position that
-`SourceAdapter.seen` returned with it: such an epoch has every change made before the state was read, so no
-later epoch has changes of an older schema.
+An epoch may apply a schema from the catalog only if the epoch ends at or after the position that
+`SourceAdapter.seen` returned when the catalog was read. Such an epoch has every change made before that, so
+no later epoch has changes of an older schema.
 
-Most epochs have no schema change and do not query the catalog. It is queried again if a change has a new
-schema, or if the catalog last showed other columns than the target has. This query runs after the changes
-were captured, so its result is never older than the changes.
+Most epochs have no schema change and do not query the catalog. An epoch queries it if a change has a new
+schema, or if the catalog last showed other columns than the target has. The query runs after the changes were
+captured, so its result is never older than the changes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from penstock.transforms.transform import Transform, is_made_by
 
 @dataclass(frozen=True, slots=True)
 class CatalogSnapshot:
-    """Result of one catalog query: table schemas, a position at or after all earlier changes (`seen_at`),
-    dropped tables (`gone`), and tables whose rows changed without WAL records (`moved`), each with the
-    reason.
+    """The result of one catalog query: the schemas of the tables, and a position at or after all changes made
+    before the query (`seen_at`). `gone` has the dropped tables, and `moved` has the tables whose rows changed
+    without WAL records, each with the reason.
     """
 
     schemas: Mapping[TableName, TableSchema]
@@ -49,8 +49,9 @@ class CatalogSnapshot:
 
 @dataclass(slots=True)
 class CatalogObservations:
-    """Catalog schemas that differ from the target's, and dropped tables, each with the position from which an
-    epoch may apply it. The pipeline's main thread writes them, epochs read them.
+    """The schemas in the catalog that differ from those of the targets, and the dropped tables. Each is
+    stored with a position: only an epoch that ends at this position or later may apply it. The pipeline's
+    main thread writes the observations, epochs read them.
     """
 
     _shapes: dict[TableName, tuple[Position, TableSchema]] = field(default_factory=dict)
@@ -71,18 +72,22 @@ class CatalogObservations:
         self._gone.pop(name, None)
 
     def shape(self, name: TableName, end: Position | None) -> TableSchema | None:
-        """The catalog's schema, if an epoch that ends at `end` may apply it. `end` None: any epoch."""
+        """Return the catalog's schema if an epoch that ends at `end` may apply it; otherwise None. With `end`
+        None, any observed schema is returned.
+        """
         at, schema = self._shapes.get(name, (None, None))
         return schema if at is not None and (end is None or at <= end) else None
 
     def gone(self, name: TableName, end: Position | None) -> str | None:
-        """The reason why the table no longer exists, if an epoch that ends at `end` may apply the drop."""
+        """Return the reason why the table no longer exists if an epoch that ends at `end` may apply the drop;
+        otherwise None. With `end` None, the reason of any observed drop is returned.
+        """
         at, reason = self._gone.get(name, (None, None))
         return reason if at is not None and (end is None or at <= end) else None
 
 
 def is_same_shape(one: TableSchema, other: TableSchema) -> bool:
-    """Whether both have the same columns with the same names, types and attribute numbers."""
+    """Whether both schemas have the same columns, with the same names, types and attribute numbers."""
     return one == other and _numbers(one) == _numbers(other)
 
 
@@ -97,8 +102,8 @@ UNSURE = "columns were dropped and added, and the WAL does not show which column
 
 
 class SchemaTracker:
-    """Used by the worker threads of an epoch, one thread per table; `observe_catalog` by the pipeline's main
-    thread.
+    """Plans how targets follow schema changes. The worker threads of an epoch use it, one thread per table.
+    The pipeline's main thread calls `observe_catalog`.
     """
 
     def __init__(
@@ -119,8 +124,8 @@ class SchemaTracker:
     def observe_catalog(
         self, targets: Mapping[TableName, Target], snapshot: CatalogSnapshot
     ) -> dict[TableName, str]:
-        """Store a catalog state. Returns the tables that must be resynced for a reason that their changes do
-        not show, with the reason.
+        """Store the result of a catalog query. Returns the tables that must be resynced for reasons that
+        their changes do not show, each with the reason.
         """
         resyncs: dict[TableName, str] = {}
         self.routed |= {
@@ -169,15 +174,15 @@ class SchemaTracker:
         return self._truncates.get(name, frozenset())
 
     def gone(self, name: TableName, end: Position | None) -> str | None:
-        """The reason why the table no longer exists, if an epoch that ends at `end` has its last change. With
-        `end` None: if any epoch has.
+        """Return the reason why the table no longer exists if an epoch that ends at `end` has its last
+        change; otherwise None. With `end` None, the reason of any observed drop is returned.
         """
         return self._observations.gone(name, end)
 
     def ahead(self, target: Target, end: Position | None) -> TableSchema | None:
-        """The schema from the catalog, if it differs from the target's and was observed at or before `end`,
-        so that an epoch that ends at `end` has all earlier changes. Otherwise None. With `end` None: whenever
-        it was observed.
+        """Return the schema from the catalog if it differs from the target's, and if an epoch that ends at
+        `end` has all changes made before this schema was observed; otherwise None. With `end` None, it does
+        not matter when the schema was observed.
         """
         schema = self._observations.shape(target.table, end)
         if schema is None or target.origin is None or schema.oid != target.source_oid:
@@ -190,8 +195,9 @@ class SchemaTracker:
         ranges: Mapping[Position, SpoolRange],
         end: Position,
     ) -> dict[TableName, str]:
-        """Live tables whose changes arrive under another name, with the reason. Tables are identified by OID.
-        `live` has the OID and the applied position of each; `ranges` has the changes by start position.
+        """Return the live tables whose changes arrive under another name, each with the reason. `live` has
+        the OID and the applied position of each live table. `ranges` has the changes after each applied
+        position.
         """
         owners = {oid: (owner, applied) for owner, (oid, applied) in live.items()}
         found: dict[TableName, str] = {}
@@ -208,9 +214,11 @@ class SchemaTracker:
         self, sink: Sink, target: Target, changes: TableChanges, end: Position | None = None
     ) -> TableChanges:
         """Return `changes` with the mapping of their columns to the target, and with `evolution` if the
-        target's schema changes. Raises `ResyncRequired`, or the error that the policy prescribes.
+        target's schema changes. If the target cannot be altered, raises `ResyncRequired`, or
+        `SchemaChangedError` if the table is not resynced automatically.
 
-        With `end`, the end of the epoch, schema changes that only the catalog shows are included.
+        `end` is the end of the epoch. If it is given, schema changes that only the catalog shows are
+        included.
         """
         rule = self._rule_of(target.table)
         self._truncates[target.table] = self._truncates.get(target.table, frozenset()) | _truncating(changes)
@@ -248,8 +256,8 @@ class SchemaTracker:
         return replace(changes, views=evolution.views, evolution=evolution)
 
     def follow_plain(self, target: Target, changes: TableChanges) -> TableChanges | None:
-        """Same as `follow`, but without catalog queries, for changes without a schema change. Returns None if
-        a schema change or a TRUNCATE is possible. Resyncs use it, from any thread.
+        """Do what `follow` does, without a catalog query, for changes without a schema change. Returns None
+        if the changes may include a schema change or a TRUNCATE. Resyncs call this from any thread.
         """
         rule = self._rule_of(target.table)
         may_differ = (
@@ -278,8 +286,8 @@ class SchemaTracker:
         views: Mapping[TableSchema, View] | None,
         ahead: TableSchema | None,
     ) -> Evolution | None:
-        """The change of the target's schema, planned from the current catalog; None if the target keeps its
-        schema and `views` is correct.
+        """Plan the change of the target's schema from the current catalog. Returns None if the target keeps
+        its schema and `views` is correct.
         """
         origin = target.origin
         assert origin is not None
@@ -322,10 +330,10 @@ class SchemaTracker:
     ) -> bool:
         """Whether the epoch may apply `seen`, the schema that the catalog showed at an earlier position.
 
-        Not if the current schema (`shape`) differs: the table was altered again, and later epochs may still
-        have changes with `seen`. Not if the columns of earlier changes are uncertain (`_always_matched`):
-        then the epoch's own changes give the schema, and an epoch without changes (`is_idle`) raises an
-        error.
+        The epoch must not apply `seen` if the current schema (`shape`) differs from it: the table was altered
+        again, and later epochs may still have changes with `seen`. The epoch must not apply `seen` either if
+        the columns of earlier changes are uncertain (`_always_matched`). In that case the epoch's own changes
+        determine the schema, and an epoch without changes (`is_idle`) raises an error.
         """
         if not is_same_shape(seen, shape.schema):
             self._observations.forget(target.table)
@@ -375,9 +383,9 @@ def matches_catalog(target: Target, origin: Origin, schema: TableSchema) -> bool
 
 
 def find_resync_reason(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
-    """The reason why a target must be resynced, found by comparing it with the catalog; None if there is no
-    reason. The table or a column was recreated under its name, or the transform was changed: the WAL may show
-    none of these.
+    """Compare a target with the catalog and the transform. Returns the reason why the target must be
+    resynced; None if a resync is not necessary. The WAL may not show these reasons: the table or a column was
+    recreated under its name, or the transform was changed.
     """
     if schema.oid != target.source_oid:
         return RECREATED if schema.members is None else "the tables routed into it changed"
@@ -390,8 +398,9 @@ def find_resync_reason(schema: TableSchema, target: Target, transform: Transform
 
 
 def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema]) -> None:
-    """Raise an error unless these schemas have the columns of the target, or of the table that it was filled
-    from.
+    """Raise an error unless all these schemas, after the transform, have the columns and the key of the
+    target. If the target records the source columns that it was filled from, the schemas must have these
+    columns too.
     """
     seen = [version if rule.transform is None else rule.transform.schema(version) for version in versions]
     if target.origin is None:
@@ -432,8 +441,8 @@ def _refused(rule: SchemaRule, target: Target, reason: str) -> Exception:
 
 
 def _check_shown(shape: CatalogShape, slices: Iterable[FileSlice]) -> None:
-    """Raise an error while the catalog does not show a transaction that is in the WAL, for example because it
-    waits for a synchronous standby.
+    """Raise an error if a change is in the WAL, and the catalog does not show its transaction yet. This is
+    possible while the commit waits for a synchronous standby.
     """
     for slice in slices:
         if not all(shape.shows(xid) for xid in _xids(slice)):
@@ -449,8 +458,8 @@ def _xids(slice: FileSlice) -> list[int]:
 
 
 def _truncating(changes: TableChanges) -> set[int]:
-    """The ids (low 32 bits) of the transactions and subtransactions that truncated the table: the catalog row
-    has the id of one or the other.
+    """Return the ids (low 32 bits) of the transactions and subtransactions that truncated the table. The
+    catalog row of the table has the id of one of them.
     """
     found: set[int | None] = set()
     for slice in changes.slices:

@@ -1,7 +1,7 @@
 """Snapshots in the background: threads copy tables while the epochs of other tables continue.
 
-The spool keeps a table's changes from a position before the fence until the table is handed over to the
-epochs, which apply them. Transient errors are retried here.
+The spool keeps a table's changes from a position before the fence, until the epochs take over the table and
+apply these changes. This module retries transient errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from penstock.sinks.base import Target
 _log = logging.getLogger("penstock.snapshot")
 
 _AT_ONCE = 3
-"""Maximum number of groups of tables that are copied at once. Each holds a temporary slot of the source."""
+"""Maximum number of groups of tables that are copied at once. Each group holds a temporary slot of the
+source.
+"""
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -42,8 +44,8 @@ class SnapshotListener(Protocol):
 
 
 class BackgroundSnapshots:
-    """Copies groups of tables, each group in a separate thread. An error that ends a thread is kept for
-    `check`; `stop` ends all threads.
+    """Copies groups of tables, each group in a separate thread. `check` raises the error that ended a thread.
+    `stop` ends all threads.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class BackgroundSnapshots:
         self._threads: list[threading.Thread] = []
         self._copying: set[TableName] = set()
         self._abandoned: set[TableName] = set()
-        """Tables among `_copying` that were removed: their copies are discarded."""
+        """Tables among `_copying` that were removed from the pipeline. Their copies are discarded when they
+        end.
+        """
         self._lock = threading.Lock()
         self._failure: Exception | None = None
 
@@ -77,8 +81,9 @@ class BackgroundSnapshots:
         return name in self._copying
 
     def abandon(self, name: TableName) -> None:
-        """Discard the unfinished snapshot of a removed table; a copy in progress is discarded when it ends. A
-        later snapshot cannot reuse the chunks, because the table's changes are no longer captured.
+        """Discard the unfinished snapshot of a table that was removed from the pipeline. A copy in progress
+        is discarded when it ends. A later snapshot of the table cannot reuse the chunks, because the table's
+        changes are no longer captured.
         """
         with self._lock:
             if name in self._copying:
@@ -97,7 +102,7 @@ class BackgroundSnapshots:
         return self._failure is None and not any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """End the threads; the next run continues unfinished snapshots."""
+        """End the threads. The next run continues unfinished snapshots."""
         self._stopping.set()
         if any(thread.is_alive() for thread in self._threads):
             self._coordinator.executors.cancel()
@@ -115,12 +120,12 @@ class BackgroundSnapshots:
             self._coordinator.executors.enter()
             with self._permits:
                 self._copy(tables)
-        except Exception as error:  # noqa: BLE001 it is raised again in the run's own thread
+        except Exception as error:  # noqa: BLE001 `check` raises it in the main thread
             if not self.is_stopping:
                 self._failure = error
 
     def _copy(self, tables: list[CatalogTable]) -> None:
-        """Copy until every table is complete or failed, or the run ends."""
+        """Copy the tables. Returns when each of them is complete or failed, or when the run ends."""
         waiting = {table.name: table for table in tables}
         backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)
 
@@ -170,7 +175,7 @@ class BackgroundSnapshots:
         self._forget(name)
 
     def _forget(self, name: TableName) -> None:
-        """Forget a removed table whose copy has ended. It may be added again."""
+        """Forget a removed table whose copy has ended. The table may then be added again."""
         self._coordinator.store.forget(name)
         with self._lock:
             self._abandoned.discard(name)

@@ -2,14 +2,15 @@
 and retries.
 
 The copy of a table is exact at one position, its fence. All waiting tables are copied under one exported
-snapshot, by a few threads that each run one Spark task at a time: executors read ctid chunks and write data
-files of the target. So a failed chunk affects no other chunk, and an epoch waits for at most one chunk per
-core. When all chunks of a table are read, the target commits the files and the fence together.
+snapshot, by a few threads of the driver. Each thread runs one Spark task at a time, in which an executor
+reads a ctid chunk and writes a data file of the target. So a failed chunk affects no other chunk, and an
+epoch waits for at most one chunk per core. When all chunks of a table are read, the target commits the files
+and the fence together.
 
-When the snapshot is lost, or was held for `max_hold_seconds`, a new one is taken at a later fence. Only the
-missing chunks are read under it, and rows that changed between the fences are read again by key
-(`snapshots/executors.py`). A finished chunk is never read again. The round releases the snapshot when only
-commits remain, which include the MERGE of a repair.
+When the exported snapshot is lost, or was held for `max_hold_seconds`, the coordinator exports a new one at a
+later fence. Only the missing chunks are read under the new one. Rows that changed between the fences are read
+again by key (`snapshots/executors.py`). A finished chunk is never read again. The round releases the snapshot
+when only commits remain. The MERGE of a repair is part of a commit.
 
 The work under one snapshot is a round. `snapshots/schedule.py` chooses the next step, `snapshots/copy.py`
 executes it, and `snapshots/state.py` stores what is done.
@@ -59,25 +60,27 @@ from penstock.sinks.base import Sink
 _log = logging.getLogger("penstock.snapshot")
 
 _RESTARTS = 30
-"""How often the copy of a table may start again: about four hours, including the pauses."""
+"""How often the copy of a table may start again. With the pauses, this takes about four hours."""
 _LOCK_PAUSE_SECONDS = 10.0
 _LOCK_ATTEMPTS = 3
-"""How often a table may wait for its lock in a round. After that, the table leaves the round if other tables
-wait for the next round.
+"""How often a table may fail to get its lock in a round. After that, the table leaves the round if other
+tables wait for the next round.
 """
 _FIRST_PAUSE_SECONDS = 1.0
 _HELD_PAUSE_SECONDS = 10.0
-"""Longest pause before a retry in the same round. After a longer one, the table waits for a later round."""
+"""The longest pause before a step is retried in the same round. If its pause is longer, the table waits for a
+later round.
+"""
 _LOCKED_WAITS = 3
-"""How many seconds the creation of a slot may wait for open transactions while tables stay locked. Each
-report of the wait counts as one second.
+"""How many seconds the creation of a slot may wait for open transactions while tables are locked. Each report
+of the wait counts as one second.
 """
 _WATCH_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSource:
-    """The source of a round: where and how to take the snapshot, and how long to hold it."""
+    """The source of a round: where and how to export the snapshot, and how long to hold it."""
 
     address: SourceAddress
     slot: str | None
@@ -100,12 +103,14 @@ class RoundEvents:
 
 
 class _StoppedError(Exception):
-    """The run ends while the round waits for its snapshot. The next run continues unfinished snapshots."""
+    """The run ends while the round waits for its exported snapshot. The next run continues unfinished
+    copies.
+    """
 
 
 class SnapshotRound:
-    """One round: copies tables under one exported snapshot. `run` may be called once. Afterwards, tables that
-    are neither in `finished` nor in `failures` wait for a later round.
+    """One round: copies tables under one exported snapshot. `run` may be called once. After it, a table that
+    is neither in `finished` nor in `failures` waits for a later round.
     """
 
     def __init__(
@@ -118,8 +123,8 @@ class SnapshotRound:
         is_locking: bool = False,
         is_awaited: bool = False,
     ) -> None:
-        """`is_locking`: lock the tables before the snapshot, and read them in the locking session, with one
-        thread.
+        """`is_locking`: lock the tables before the snapshot is exported, and read them with one thread, in
+        the session that holds the lock.
 
         `is_awaited`: other tables wait for the next round.
         """
@@ -142,7 +147,7 @@ class SnapshotRound:
         self.has_advanced = False
 
     def run(self) -> None:
-        """Copy the tables. Raises only errors whose cause is shared by all tables; others are in
+        """Copy the tables. Raises only errors that concern all tables. The error of a single table is in
         `failures`.
         """
         self._check_slot()
@@ -195,8 +200,8 @@ class SnapshotRound:
                 copy.session = session
 
     def back_off(self, error: PenstockError) -> None:
-        """Leave the tables to a later round, because `error` prevented their lock, or the snapshot under the
-        lock.
+        """Postpone the tables of a locking round to a later round, after a pause. Called when `error`
+        prevented the lock, or the export of the snapshot under the lock.
         """
         for copy in self._copies:
             copy.back_off()
@@ -204,7 +209,9 @@ class SnapshotRound:
             self._events.retries.note(_subject(copy), error, copy.restarts.failures, copy.restarts.seconds)
 
     def _watch(self, schedule: Schedule[TableCopy]) -> None:
-        """While the snapshot is needed, check regularly that the slot is still valid."""
+        """Wait until no step needs the snapshot any more. Until then, check regularly that the slot is still
+        valid.
+        """
         try:
             while not schedule.await_release(_WATCH_SECONDS):
                 self._check_slot()
@@ -216,8 +223,8 @@ class SnapshotRound:
             raise
 
     def _check_slot(self) -> None:
-        """Raise an error if the server invalidated the slot: the changes after the fences are lost, so no
-        copy can be used.
+        """Raise an error if the server invalidated the slot. The changes after the fences are then lost, so
+        no copy can be used.
         """
         if self._source.slot is None:
             return
@@ -231,8 +238,8 @@ class SnapshotRound:
             raise _StoppedError
         self._waits += 1
         if self.is_locking and self._waits > _LOCKED_WAITS:
-            # Creating the slot may wait for a transaction that waits for our lock; the server does not detect
-            # that deadlock.
+            # Creating the slot may wait for a transaction that waits for this round's lock. The server does
+            # not detect this deadlock.
             raise LockWaitError(
                 f"{self._copies[0].name} cannot stay locked while other transactions are open"
             )
@@ -296,8 +303,8 @@ class SnapshotRound:
     def _handle_error(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: Exception, started: float
     ) -> None:
-        """Handle the error of one step by the error policy. A lost snapshot, and a lock of another session,
-        do not count as failures of the table.
+        """Handle the error of one step as the error policy says. The loss of the snapshot, and the lock of
+        another session, do not count as failures of the table.
         """
         copy = item.queue.table
         if isinstance(error, TableRewrittenError):
@@ -329,8 +336,8 @@ class SnapshotRound:
                 self._retry(schedule, item, verdict, started)
 
     def _yields_lock(self, copy: TableCopy) -> bool:
-        """Whether a table that another session keeps locked is removed from the round, so that the round can
-        end.
+        """Whether to remove a table from the round because another session keeps it locked. Otherwise the
+        round could not end.
 
         Always False if the source uses a slot: creating the next snapshot would wait for the transaction that
         holds the lock.
@@ -346,8 +353,8 @@ class SnapshotRound:
     def _restart(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], error: TableRewrittenError
     ) -> None:
-        """Plan the table again in a later round, after an increasing backoff. That round may lock the table,
-        if it is small.
+        """Postpone the table to a later round, after a growing backoff. That round plans the copy again, and
+        may lock the table if it is small.
         """
         copy = item.queue.table
         copy.invalidate(error.message)
@@ -363,8 +370,8 @@ class SnapshotRound:
     def _retry(
         self, schedule: Schedule[TableCopy], item: WorkItem[TableCopy], verdict: Verdict, started: float
     ) -> None:
-        """Retry the step after a pause. If it was already running when the table's last failure was counted,
-        its failure is not counted.
+        """Retry the failed step after a pause. This failure is not counted if the step was already running
+        when the previous failure of the table was counted.
         """
         copy, error = item.queue.table, verdict.error
         pause: float | None = _FIRST_PAUSE_SECONDS
@@ -435,9 +442,9 @@ class SnapshotCoordinator:
     store: SnapshotStore = field(kw_only=True)
     spool: Path = field(kw_only=True)
     export: Export = field(default=export_snapshot, kw_only=True)
-    """The function that takes the snapshots, each with its fence."""
+    """The function that exports a snapshot and determines its fence."""
     slot: str | None = field(default=None, kw_only=True)
-    """The slot that keeps the changes after the fences. It is checked during the copy, because a copy is
+    """The slot that keeps the changes after the fences. Rounds check it while they copy, because a copy is
     useless without these changes.
     """
     max_hold_seconds: float | None = field(default=None, kw_only=True)
@@ -447,8 +454,8 @@ class SnapshotCoordinator:
     retries: RetryLog = field(default_factory=RetryLog, kw_only=True)
     """Retries in progress, for `penstock status`."""
     positions_are_polls: bool = field(default=False, kw_only=True)
-    """Whether a position stands for a poll, which contains the transactions committed after the previous
-    poll.
+    """Whether the capture method is polling, where one position stands for one poll. A poll contains the
+    transactions that were committed after the previous poll.
     """
 
     def copy(
@@ -461,8 +468,8 @@ class SnapshotCoordinator:
         """Copy all `tables`. Returns the tables that cannot be copied, each with its error. Transient errors
         are retried.
 
-        `on_fence` is called with the position after which a table's changes are needed, `on_finished` when
-        its target is complete.
+        `on_fence` is called with a table and the position after which the table's changes are needed.
+        `on_finished` is called with a table whose target is complete.
         """
         lanes = max(1, min(self.executors.parallelism, _MOST_LANES))
         places = self._places(lanes, is_stopping)
@@ -502,8 +509,8 @@ class SnapshotCoordinator:
         *,
         is_awaited: bool,
     ) -> SnapshotRound:
-        """Create the next round. If the source uses a slot, a small table whose copy was interrupted is
-        copied alone, under a lock (see `TableCopy.is_lockable`).
+        """Create the next round. If the source uses a slot, and the copy of a small table was interrupted,
+        this table is copied alone, under a lock (see `TableCopy.is_lockable`).
         """
         lockable = [copy for copy in due if copy.is_lockable] if self.slot is not None else []
         if lockable:
@@ -529,7 +536,7 @@ class SnapshotCoordinator:
 
 
 def _tried(copying: SnapshotRound) -> PenstockError | None:
-    """Run a round. Returns the transient error that ended it early, if any."""
+    """Run a round. Returns the transient error that ended it early; None if it did not end early."""
     try:
         copying.run()
     except PenstockError as error:

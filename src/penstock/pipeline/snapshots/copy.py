@@ -1,7 +1,7 @@
 """Copy one table into the target: plan or resume, read chunk by chunk, repair, commit.
 
-The plan and every chunk are durable (`snapshots/state.py`), so the next round, or the next run, continues
-with the missing chunks.
+The plan and the record of every chunk are durable (`snapshots/state.py`), so the next round, or the next run,
+continues with the missing chunks.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def gather_refused(
     reread: Sequence[KeyTask],
     unmade: Sequence[str],
 ) -> list[RejectedRows]:
-    """Collect the files of rejected rows of each source table: rows of chunks, re-read rows (`reread`), and
-    re-read rows that the transform rejected (`unmade`).
+    """Return the files of rejected rows for each source table that has any: rejected rows of chunks, rejected
+    re-read rows (`reread`), and re-read rows that the transform rejected (`unmade`).
     """
     found = []
     for part in plan.outline.parts:
@@ -108,8 +108,7 @@ _log = logging.getLogger("penstock.snapshot")
 
 _SMALLEST_CHUNK_BYTES = 16 << 20
 _LOCKED_BYTES = 64 << 20
-"""Heap size up to which a table may be locked while it is copied. A copy of this size takes a second or
-two.
+"""A table with at most this heap size may be locked while it is copied. The copy then takes a second or two.
 """
 _FIRST_RESTART_SECONDS = 1.0
 _LONGEST_RESTART_SECONDS = 600.0
@@ -118,7 +117,7 @@ _CHUNKS_A_LANE = 4
 
 @dataclass(frozen=True, slots=True)
 class CopyPlaces:
-    """Parameters shared by the copies of all tables: source, target, callbacks."""
+    """Parameters that the copies of all tables share: source, target, callbacks."""
 
     executors: SnapshotExecutors
     address: SourceAddress
@@ -128,13 +127,14 @@ class CopyPlaces:
     observer: PipelineObserver
     chunk_bytes: int
     lanes: int
+    """Number of threads that copy tables at the same time."""
     types: TypePolicy
     publication: str | None
     is_stopping: Callable[[], bool]
     dead_letters: SnapshotDeadLetters
     positions_are_polls: bool = False
-    """Whether a position stands for a poll, which contains the transactions committed after the previous
-    poll.
+    """Whether the capture method is polling, where one position stands for one poll. A poll contains the
+    transactions that were committed after the previous poll.
     """
 
 
@@ -151,28 +151,30 @@ class SnapshotDeadLetters(Protocol):
         fence: Position,
         changed: ChangedRows | None,
     ) -> None:
-        """Store the rejected rows, which are in the files `refused`, before the target commits the copy.
-        `changed`: the rows that changed during the copy, if any.
+        """Store the rejected rows, which are in the files `refused`. Called before the target commits the
+        copy. `changed`: the rows that changed during the copy; None if no row changed.
         """
 
     def copied(self, table: TableName) -> None:
-        """Called after the target has committed the copy."""
+        """Turn the stored rows into dead letters. Called after the target has committed the copy."""
 
 
 class TableCopy:
-    """The copy of one table into the target. Threads execute its steps one at a time, except for chunks,
-    which they read in parallel.
+    """The copy of one table into the target. Threads of the round execute its steps, one step at a time. Only
+    chunks are read in parallel.
     """
 
     def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
         self.table = table
         self.restarts = Backoff(_FIRST_RESTART_SECONDS, _LONGEST_RESTART_SECONDS)
-        """Counts interrupted copies: the table was rewritten, truncated or altered during the copy, or could
-        not be locked.
+        """Counts interruptions of the copy, and gives the pause after each. A copy is interrupted if the
+        table was rewritten, truncated or altered, or could not be locked.
         """
         self.restarts_at = 0.0
         self.session: Connection | None = None
-        """The session that locks the table, if it is locked. The whole table is then read in this session."""
+        """The session that holds the lock on the table; None if the table is not locked. The whole of a
+        locked table is read in this session.
+        """
         self._places = places
         self._plan: SnapshotPlan | None = None
         self._records: dict[int, ChunkRecord] = {}
@@ -221,16 +223,16 @@ class TableCopy:
         return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
 
     def then(self, exported: ExportedSnapshot) -> Step:
-        """The step after the last chunk: commit if all chunks have the same fence, otherwise read changed
-        rows again.
+        """Return the step that follows the last chunk. It is the commit if all chunks have the same fence;
+        otherwise changed rows have to be read again.
         """
         fences = {record.fence for record in self._records.values()}
         self._fence = exported.fence if len(fences) != 1 else next(iter(fences))
         return Step.COMMIT if len(fences) <= 1 else Step.REREAD
 
     def read(self, exported: ExportedSnapshot, number: int) -> None:
-        """Read one chunk on an executor, which also records it as read. With a `session`, this happens in the
-        driver.
+        """Read one chunk on an executor, which also records the chunk as read. With a `session`, the driver
+        does both.
         """
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
@@ -267,8 +269,8 @@ class TableCopy:
         return record
 
     def reread(self, exported: ExportedSnapshot) -> bool:
-        """Read again, by key, the rows that changed between the first fence and that of the snapshot. Returns
-        False if the run ends first.
+        """Read again, by key, the rows that changed between the first fence and the fence of `exported`.
+        Returns True when the rows are read, and False if the run ends before that.
         """
         places, outline = self._places, self.plan.outline
         first = min(record.fence for record in self._records.values())
@@ -315,7 +317,7 @@ class TableCopy:
         target = places.sink.load_target(self.name)
         if (
             target is None or target.applied != self._fence
-        ):  # otherwise an earlier attempt was committed, but its reply was lost
+        ):  # if they are equal, an earlier attempt was committed and only its reply was lost
             self._hand_over(files)
         places.dead_letters.copied(self.name)
         places.store.forget(self.name)
@@ -342,17 +344,17 @@ class TableCopy:
 
     @property
     def _diverts(self) -> bool:
-        """Whether rejected rows become dead letters."""
+        """Whether the table's rejected rows become dead letters instead of failing the copy."""
         return self._places.dead_letters.diverts(self.name)
 
     def invalidate(self, reason: str) -> None:
-        """Discard the chunks. The next `open` plans the table again."""
+        """Discard the chunks read so far. The next `open` makes a new plan."""
         if self._invalid_reason is None:
             self.back_off()
         self._invalid_reason = reason
 
     def back_off(self) -> None:
-        """Leave the table to a later round, after a pause."""
+        """Postpone the table to a later round, after a pause."""
         self.restarts_at = time.monotonic() + self.restarts.fail()
 
     @property
@@ -361,8 +363,8 @@ class TableCopy:
 
     @property
     def is_lockable(self) -> bool:
-        """Whether the table may be copied under a lock, in one transaction: an earlier copy was interrupted,
-        the table is small, and its transform does not need Spark.
+        """Whether the table may be copied under a lock, in one transaction. This requires that an earlier
+        copy was interrupted, that the table is small, and that its transform does not need Spark.
         """
         is_asked = (
             self._plan is not None
@@ -392,7 +394,7 @@ class TableCopy:
     def _restart_reason(
         self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot
     ) -> str | None:
-        """The reason why the chunks read so far cannot be used; None if they can."""
+        """Return the reason why the chunks read so far cannot be used; None if they can be used."""
         plan = saved.plan
         difference = plan.outline.difference(found.outline)
         if difference is not None:
@@ -435,7 +437,9 @@ class TableCopy:
         places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
 
     def _resume(self, saved: SavedSnapshot, outline: CopyFingerprint) -> None:
-        """Resume the stored plan. `outline` describes the current table, which the plan matches."""
+        """Resume the stored plan. `outline` describes the table as it is now. The caller has checked that the
+        plan matches it.
+        """
         observer, plan = self._places.observer, saved.plan.with_outline(outline)
         self._plan, self._records = plan, dict(saved.records)
         facts = {
@@ -452,7 +456,7 @@ class TableCopy:
 
 
 def chunk_bytes(total_bytes: int, largest_bytes: int, lanes: int) -> int:
-    """Heap bytes per chunk: at most `largest_bytes`, and less for a table that would otherwise have fewer
-    than `_CHUNKS_A_LANE` chunks per lane.
+    """Return the heap bytes per chunk: at most `largest_bytes`. They are fewer if the table would otherwise
+    have fewer than `_CHUNKS_A_LANE` chunks for each of the `lanes` threads.
     """
     return min(largest_bytes, max(_SMALLEST_CHUNK_BYTES, total_bytes // (_CHUNKS_A_LANE * lanes)))

@@ -6,8 +6,8 @@ snapshot. The intermediate files are removed at the end, also after an error.
 
 Repair: a row that did not change between the first and the last fence stays in the same block, so it is in
 exactly one chunk, with the same values. For every other row, the spool has a change with the row's key. Spark
-collects these keys into files, executors read the rows with these keys as of the last fence, and the target
-replaces the rows that the chunks have under these keys.
+collects these keys into files. Executors read the rows with these keys as of the last fence. In the target,
+these rows replace the rows of the chunks that have the same keys.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class SnapshotExecutors(Executors):
 
     @abstractmethod
     def enter(self) -> None:
-        """Prepare the calling thread for these executors. An `InheritableThread` that it starts afterwards
-        needs no call.
+        """Prepare the calling thread to use these executors. Each `InheritableThread` that it starts
+        afterwards is prepared too.
         """
 
     @abstractmethod
     def cancel(self) -> None:
-        """Cancel the running tasks as far as possible. The calls of `run` that wait for them raise an
+        """Cancel the running tasks as far as possible. The calls of `run` that wait for these tasks raise an
         error.
         """
 
@@ -73,7 +73,8 @@ class SnapshotExecutors(Executors):
         self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()
     ) -> None:
         """Write the distinct keys of the changes in `slices` to Parquet files in `directory`, with the
-        columns of `changed_keys`. `constants`: values of further key columns of the target.
+        columns of `changed_keys`. `constants`: the values of the target's key columns that the source table
+        lacks.
         """
 
 
@@ -107,14 +108,14 @@ class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
 
 Batches = Iterator[pa.RecordBatch]
 Finish = Callable[[Batches, ChunkWriter], Out]
-"""Function that writes a chunk's rows with a `ChunkWriter` and returns the task's result. Runs on an
+"""Function that writes a chunk's rows with a `ChunkWriter`, and returns the result of the task. Runs on an
 executor.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A chunk's source rows, in a file with one row group per batch."""
+    """The file with a chunk's source rows. It has one row group per batch."""
 
     path: str
     questions: tuple[str, ...]
@@ -123,7 +124,9 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class ChunkAsker:
-    """Copies the chunks of a table whose transform needs Spark. Used by several driver threads at once."""
+    """Copies the chunks of a table whose transform needs Spark. Several driver threads use it at the same
+    time.
+    """
 
     fitted: Fitted
     writer: ChunkWriter
@@ -138,9 +141,9 @@ class ChunkAsker:
         finish: Finish[Out],
         rejected_path: Path | None = None,
     ) -> Out:
-        """Run `read` on an executor, evaluate the Spark expressions, and run `finish` with the transformed
-        rows on an executor. Rows that the transform rejects go to the file `rejected_path`; without it, they
-        are an error.
+        """Copy one chunk: run `read` on an executor, evaluate the Spark expressions, and run `finish` with
+        the transformed rows on an executor. Returns the result of `finish`. Rows that the transform rejects
+        go to the file `rejected_path`. Without this path, a rejected row raises an error.
         """
         directory = self.directory / uuid4().hex
         storage.ensure_directory(directory)
@@ -169,20 +172,20 @@ class AskingSink(ABC):
 
     @abstractmethod
     def asker_for(self, schema: TableSchema) -> ChunkAsker | None:
-        """The `ChunkAsker` for a source table whose transform needs Spark. None for other tables: executors
-        write their chunks directly.
+        """Return the `ChunkAsker` of a source table whose transform needs Spark. Returns None for other
+        tables, whose chunks executors write directly.
         """
 
     @abstractmethod
     def make_changed(self, schema: TableSchema, changed: ChangedRows) -> tuple[ChangedRows, Sequence[str]]:
-        """Transform the rows that changed during a snapshot. Returns the transformed rows, and the files of
-        rows that the transform rejected.
+        """Transform the rows that changed during a snapshot. Returns the transformed rows, and the paths of
+        files with the rows that the transform rejected.
         """
 
 
 def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Copied:
-    """Write the rows, and the input of the Spark expressions, to files in `directory`. Runs on an executor,
-    possibly more than once; each run uses new file names.
+    """Write the rows, and the input of the Spark expressions, to files in `directory`. Runs on an executor.
+    Spark may run it more than once; each run uses new file names.
     """
     path = Path(directory) / f"{secrets.token_hex(8)}.rows"
     questions: list[str] = []
@@ -202,8 +205,8 @@ def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Co
 
 
 def read_copied(copied: Copied) -> Batches:
-    """Yield the batches that `copy_rows` wrote. Their boundaries are the same, because Spark's results are
-    numbered by batch.
+    """Yield the batches that `copy_rows` wrote, with the same boundaries. This matters because Spark's
+    results are numbered by batch.
     """
     with pq.ParquetFile(copied.path) as file:
         for group in range(file.num_row_groups):
@@ -247,13 +250,14 @@ def changed_between(
     positions_are_polls: bool = False,
 ) -> list[FileSlice] | None:
     """Wait until the spool has all changes up to `end`, and return the slices with the table's changes in
-    `(start, end]`. None if the run ends first.
+    `(start, end]`. Returns None if the run is ending.
 
     With polling, the next poll may still contain changes from before `end`, so the function waits for that
-    poll and includes all its changes. The additional keys do no harm.
+    poll and includes all its changes. Rows that are read again without need do no harm.
 
     Raises `TableRewrittenError` if the table must be copied again: the spool no longer has the changes, or
-    the table was truncated or altered. Raises `RowUnidentifiedError` for a change without the key of its row.
+    the table was truncated or altered. Raises `RowUnidentifiedError` for a change that lacks the key of its
+    row.
     """
     reader = SpoolReader(spool)
     end = Position.of(end.value + 1) if positions_are_polls else end
@@ -298,8 +302,8 @@ def _slices(found: SpoolRange, outline: CopyFingerprint) -> list[FileSlice]:
 
 
 def _is_alike(logged: TableSchema, schema: TableSchema) -> bool:
-    """Whether two schemas have the same table name, column types and key. `CopyFingerprint` compares
-    everything else.
+    """Whether two schemas have the same table name, column types and key. All other properties are compared
+    with `CopyFingerprint`.
     """
     columns = [{column.name: column.arrow_type for column in each.columns} for each in (logged, schema)]
     return logged.name == schema.name and set(logged.key) == set(schema.key) and columns[0] == columns[1]
@@ -307,25 +311,29 @@ def _is_alike(logged: TableSchema, schema: TableSchema) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KeyTask:
-    """A file of changed keys of one table, and the place to write the rows with these keys to."""
+    """The input of `read_rows`: a file with changed keys of one table, and the place for the file with the
+    rows that have these keys.
+    """
 
     index: int
     path: str
     outline: CopyFingerprint
     place: SnapshotPlace
     constants: tuple[tuple[str, str], ...] = ()
-    """Constant values for target columns that the source table lacks."""
+    """The target's key columns that the source table lacks, each with its value, which is the same in all
+    rows.
+    """
 
     @property
     def rejected_file(self) -> Path:
-        """The file for those of the rows that are rejected."""
+        """The path of the file for those rows that are rejected."""
         return Path(self.place.directory).parent / f"refused-{self.index}.parquet"
 
 
 def plan_rereading(
     executors: SnapshotExecutors, outline: CopyFingerprint, slices: Sequence[FileSlice], directory: Path
 ) -> list[KeyTask]:
-    """Write the keys of the changed rows (`slices`) to files under `directory`. Returns one task per file."""
+    """Write the keys of the changes in `slices` to files under `directory`. Returns one task per file."""
     keys, rows = directory / "keys", directory / "rows"
     storage.discard_tree(directory)
     for each in (directory, rows):
@@ -353,8 +361,8 @@ def plan_rereading(
 def key_reader(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False, diverts: bool = False
 ) -> Callable[[KeyTask], SnapshotFile]:
-    """Return the function that executors run for each `KeyTask`: read the rows with the keys of its file, and
-    write them to another file.
+    """Return the function that executors run for each `KeyTask`. It reads the rows with the keys in the
+    task's file, and writes them to another file.
     """
     return lambda task: read_rows(address, snapshot, task, reject_inexact=reject_inexact, diverts=diverts)
 

@@ -1,13 +1,13 @@
 """Resync tables: copy a table again beside its target, and swap the copy in with one commit.
 
 Readers never see the target empty, half filled or at an earlier position. The copy (the shadow) is a target
-like any other, under its own root. An epoch advances the shadow to the epoch's end and then swaps it in at
-that position, instead of applying the epoch to the target.
+like any other, under its own root. When the shadow is complete, an epoch applies its changes to the shadow
+instead of the target, and then swaps the shadow in.
 
-All tables wait for that epoch. So the thread that copied the table first applies the changes made during the
-copy to the shadow, until applying them takes less than a second. It also lets the sink prepare the swap. It
-leaves errors to the epoch, as well as changes that need the catalog (a new schema, a truncate) or may be
-rejected.
+All tables wait for that epoch, so it should have little to do. Therefore the thread that copied the table
+first applies the changes made during the copy to the shadow, until one iteration takes less than a second. It
+also lets the sink prepare the swap. The epoch applies changes that need the catalog (a new schema, a
+truncate) or that may be rejected. It also repeats steps in which the thread had an error.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 _ROUNDS = 10
 _LEVEL_SECONDS = 1.0
-"""The thread that catches up stops after an iteration that took less time than this; the epoch applies the
-remaining changes.
+"""The thread that applies changes to a shadow stops after an iteration that took less time than this. The
+epoch applies the remaining changes.
 """
 
 
@@ -64,12 +64,12 @@ class Resyncs:
         spool: Path,
         retries: RetryLog,
     ) -> None:
-        """`on_done` is called with a table and None when the epoch that swapped its copy in is recorded, or
-        with a table and the reason why its resync ended without a swap.
+        """`on_done` is called when the resync of a table has ended: with the table and None when the epoch of
+        the swap is recorded, otherwise with the table and the reason why its copy was not swapped in.
         """
         self._attempts = TableRetries()
         self._pausing: set[TableName] = set()
-        """Tables whose shadow was dropped, and that are copied again after a pause."""
+        """Tables whose shadow was dropped. They are copied again after a pause."""
         self._retries = retries
         self._main = main
         self._tracker = tracker
@@ -81,17 +81,19 @@ class Resyncs:
         self._arrivals: deque[tuple[Target, Sink]] = deque()
         self._ready: dict[TableName, Target] = {}
         self._tried: dict[TableName, Position] = {}
-        """By table, the position of the last attempt to swap. It may have been committed even if it failed.
+        """For each table, the position of the last attempt to swap in its shadow. The attempt may have been
+        committed even if it raised an error.
         """
         self._spool = spool
         self._recorded = Position.ZERO
         self._preparing = threading.Lock()
-        """Held while a swap is prepared or a shadow is dropped, so that no preparation outlives its shadow.
+        """Held while a swap is prepared or a shadow is dropped, so that no preparation continues after its
+        shadow was dropped.
         """
 
     @property
     def holds(self) -> list[Position]:
-        """For each resync, the position after which the spool keeps the changes."""
+        """The positions after which the spool keeps the changes, one for each resync."""
         return list(self._holds.copy().values())
 
     @property
@@ -106,7 +108,7 @@ class Resyncs:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a resync is in progress, or waits for its next copy."""
+        """Whether a resync is in progress, or waits for the pause before its next copy."""
         return bool(self._sinks or self._pausing)
 
     def __contains__(self, name: TableName) -> bool:
@@ -126,7 +128,9 @@ class Resyncs:
         self.advance(position)
 
     def advance(self, position: Position) -> None:
-        """Called when an epoch that ends at `position` is recorded: shadows may catch up to it."""
+        """Allow shadows to apply changes up to `position`. Called when the epoch that ends there is
+        recorded.
+        """
         self._recorded = max(self._recorded, position)
 
     def set_fence(self, name: TableName, fence: Position) -> None:
@@ -135,8 +139,8 @@ class Resyncs:
             self._holds[name] = fence
 
     def add_copied(self, target: Target) -> None:
-        """Called by the copying thread when the copy is complete. Applies the changes since the fence, then
-        hands the shadow over to the epoch.
+        """Called by the copying thread when the copy is complete. Applies the changes after the fence to the
+        shadow, then hands the shadow over to the epochs.
         """
         sink = self._sinks.get(target.table)
         if sink is None:
@@ -148,7 +152,7 @@ class Resyncs:
                 self._prepare(target.table, sink)
                 if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
                     break
-        except Exception as error:  # noqa: BLE001 the epoch repeats the step, and the error policy decides there
+        except Exception as error:  # noqa: BLE001 the epoch repeats the step under the error policy
             _log.info(
                 "shadow is left to an epoch",
                 extra={"table": str(target.table), "reason": type(error).__name__},
@@ -156,8 +160,8 @@ class Resyncs:
         self._arrivals.append((target, sink))
 
     def _catch_up(self, sink: Sink, target: Target) -> tuple[Target, bool]:
-        """Apply to a shadow the changes up to the last recorded epoch. Returns the shadow, and False if some
-        changes have to be applied by an epoch.
+        """Apply to a shadow the changes up to the last recorded epoch. Returns the shadow at its new
+        position, and whether this was possible. If it was not, an epoch has to apply the changes.
         """
         end, name = self._recorded, target.table
         assert target.applied is not None
@@ -186,8 +190,8 @@ class Resyncs:
             self.abandon(name, f"{error.code}: {error.message}")
 
     def abandon(self, name: TableName, reason: str = "it was abandoned") -> None:
-        """End the resync of this table and drop its shadow. Reports of a thread that still copies are ignored
-        (see `ResyncListener`).
+        """End the resync of this table and drop its shadow. A thread may still copy the table; its reports
+        are ignored (see `ResyncListener`).
         """
         self.stop_pausing(name)
         if name in self._sinks:
@@ -196,14 +200,16 @@ class Resyncs:
             self._on_done(name, reason)
 
     def stop_pausing(self, name: TableName) -> None:
-        """Do not copy the table again after the pause. A copy in progress is not affected."""
+        """Cancel the next copy of a table that waits for a pause to end. A copy in progress is not
+        affected.
+        """
         if name in self._pausing:
             self._pausing.discard(name)
             self._forget_attempts(name)
 
     def collect_copies(self) -> bool:
-        """At the start of an epoch, collect completed shadows. Returns whether any of them can be
-        swapped in.
+        """Collect the completed shadows. Called at the start of an epoch. Returns whether any shadow can be
+        swapped in now.
         """
         while self._arrivals:
             target, sink = self._arrivals.popleft()
@@ -212,12 +218,13 @@ class Resyncs:
         return any(map(self._attempts.is_due, self._ready))
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
-        """Advance the copied shadows to `end` and swap each in. Returns the new targets.
+        """Apply the changes up to `end` to the completed shadows, and swap each shadow in. Returns the new
+        targets.
 
-        They include targets whose swap was committed in an earlier epoch although its reply was lost; these
-        are at the end of that epoch or later. A target whose swap fails does not change, and the epoch must
-        still be applied to it. A transient failure is retried in later epochs, a bounded number of times; the
-        other tables do not wait.
+        The result includes targets whose swap was committed in an earlier epoch although its reply was lost.
+        Such a target is at the end of that epoch or later. A target whose swap fails does not change, so the
+        epoch must still be applied to it. Later epochs retry a transient failure a limited number of times.
+        Other tables do not wait for this.
         """
         done: dict[TableName, Target] = {}
         for name, shadow in [
@@ -238,8 +245,8 @@ class Resyncs:
         return done
 
     def _find_swapped(self, name: TableName, shadow: Target) -> Target | None:
-        """The target, if an earlier attempt swapped `shadow` in and its reply was lost; otherwise None. The
-        target may be at a position before the end of the current epoch.
+        """Return the target if an earlier attempt swapped `shadow` in and only its reply was lost; otherwise
+        None. The target may be at a position before the end of the current epoch.
         """
         tried = self._tried.get(name)
         if tried is None or shadow.copy is None:
@@ -252,7 +259,7 @@ class Resyncs:
         return target
 
     def _copy_again_after(self, name: TableName, reason: ResyncRequired) -> None:
-        """Copy a table again after a pause because it was altered during its copy. After a number of attempts
+        """Copy a table again after a pause, because it was altered during its copy. After too many attempts
         the resync fails.
         """
         altered = SchemaChangedError(f"table {name} was altered again while it was resynced: {reason}")
@@ -266,7 +273,7 @@ class Resyncs:
     def _copy_again(self, name: TableName) -> None:
         """Drop the shadow.
 
-        The resync request of the operator or the pipeline stays, so another copy starts after the pause.
+        The request for the resync remains, so another copy starts after the pause.
         """
         self._ready.pop(name)
         self._drop(name)
@@ -300,14 +307,14 @@ class Resyncs:
                 return
             with suppress(
                 Exception
-            ):  # the shadow may have advanced; if it cannot be loaded, the next attempt raises the error
+            ):  # load the shadow's new position; if this fails, the next attempt raises the error
                 self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
             return
         self._dead_letters.abandon_copy(self._main, name)
         self.fail(name, shown)
 
     def recorded(self, names: Iterable[TableName]) -> None:
-        """Clean up after swaps whose epoch is recorded."""
+        """Clean up after the swaps of these tables. Called when the epoch of the swaps is recorded."""
         for name in names:
             self._ready.pop(name, None)
             self._end(name)

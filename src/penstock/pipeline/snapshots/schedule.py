@@ -1,9 +1,9 @@
 """The work queue of the threads that copy tables under one exported snapshot.
 
-The steps of a table are: open it, read its chunks, read changed rows again if its chunks have different
-fences, commit. All steps but the commit need the snapshot. Commits come first, then the reading of changed
-rows. The other steps are taken alternately from the smallest and from the largest table, so that neither
-small tables nor a huge one starve.
+The steps of a table are: open the table, read its chunks, read changed rows again if the chunks have
+different fences, commit. All steps except the commit need the exported snapshot. Threads take commits first,
+then the reading of changed rows. They take the other steps alternately from the smallest and from the largest
+table, so that neither small tables nor a huge one starve.
 
 This module does no I/O and does not use the table objects, so it can be tested alone.
 """
@@ -36,16 +36,16 @@ class TableQueue(Generic[T]):
 
     table: T
     heap_bytes: int
-    """Bytes still to be read; estimated until the table is opened."""
+    """Heap bytes that are still to be read. An estimate until the table is opened."""
     stage: Step = Step.OPEN
     waiting: dict[int, int] = field(default_factory=dict)
     """Chunks that no thread has taken yet: heap bytes by chunk number, in the order of reading."""
     busy: int = 0
-    """Steps in progress."""
+    """Number of the table's steps in progress."""
     not_before: float = 0.0
     is_blocked: bool = False
-    """A step failed and was put back. Until a chunk is read successfully, only one chunk of the table is read
-    at a time.
+    """Whether a step failed and was put back. Until a chunk is then read successfully, threads read only one
+    chunk of the table at a time.
     """
 
     @property
@@ -66,7 +66,9 @@ class WorkItem(Generic[T]):
 
 
 class Schedule(Generic[T]):
-    """The steps of one round, under one snapshot. Threads `take` steps and report the result of each."""
+    """The steps of one round, under one exported snapshot. Threads `take` steps, and report the result of
+    each step.
+    """
 
     def __init__(
         self,
@@ -96,7 +98,9 @@ class Schedule(Generic[T]):
         return self._deadline is not None and self.chunks_read > 0 and self._clock() >= self._deadline
 
     def take(self) -> WorkItem[T] | None:
-        """Wait for the next step that can start, and return it. None if the round has no more steps."""
+        """Wait for the next step that can start, and return it. Returns None if the round has no more
+        steps.
+        """
         with self._changed:
             while True:
                 item = self._next()
@@ -109,8 +113,8 @@ class Schedule(Generic[T]):
                 self._changed.wait(_POLL_SECONDS)
 
     def opened(self, item: WorkItem[T], chunks: Sequence[tuple[int, int]], *, then: Step) -> None:
-        """Report the table as opened. `chunks`: number and heap bytes of each missing chunk. Without chunks
-        the next step is `then`.
+        """Report the table as opened. `chunks`: number and heap bytes of each missing chunk. If no chunk is
+        missing, the table's next step is `then`.
         """
         with self._ending(item) as queue:
             queue.waiting = dict(chunks)
@@ -118,7 +122,7 @@ class Schedule(Generic[T]):
             queue.stage = Step.CHUNK if chunks else then
 
     def read(self, item: WorkItem[T], heap_bytes: int, *, then: Step) -> None:
-        """Report a chunk as read. After the last chunk the next step is `then`."""
+        """Report a chunk as read. After the last chunk, the table's next step is `then`."""
         with self._ending(item) as queue:
             self.chunks_read += 1
             queue.is_blocked = False
@@ -181,7 +185,7 @@ class Schedule(Generic[T]):
         return queue.stage is Step.REREAD or not self.is_expired
 
     def _is_waiting(self) -> bool:
-        """Whether a step could start if its pause had ended."""
+        """Whether a step will be able to start when its pause has ended."""
         return any(queue.is_ready and self._is_allowed(queue) for queue in self.queues)
 
     def _next(self) -> WorkItem[T] | None:
@@ -210,8 +214,8 @@ class Schedule(Generic[T]):
 
 
 class _Ending(Generic[T]):
-    """Context manager: lock the queue of a table whose step has ended, for an update of the queue, then wake
-    the waiting threads.
+    """Context manager that locks the queue of a table whose step has ended. The caller updates the queue in
+    the block. At its end, the waiting threads are notified.
     """
 
     def __init__(self, changed: threading.Condition, queue: TableQueue[T]) -> None:

@@ -9,9 +9,9 @@ the missing chunks.
     repair-…/          keys that changed between fences, and their rows as of the last fence
 ```
 
-Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of
+Each file is renamed into place after it is durable. Records are in the directory of their plan. So a task of
 a former plan that could not be cancelled writes to a directory that is no longer used. The files are removed
-when the target has committed the table. If they are lost before that, the table is read again.
+when the target has committed the table. If they are lost before the commit, the table is read from the start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SnapshotPlan:
     id: str
     outline: CopyFingerprint
     fence: Position
-    """The first fence: no row was read at an earlier position, and the changes after it are needed until the
+    """The first fence. No row is read at an earlier position. The changes after it are needed until the
     snapshot is finished.
     """
     place: SnapshotPlace
@@ -61,7 +61,8 @@ class SnapshotPlan:
         return sum(chunk.heap_bytes for chunk in self.chunks)
 
     def with_outline(self, outline: CopyFingerprint) -> SnapshotPlan:
-        """The same plan with the table's current fingerprint `outline`, which must have the same heaps.
+        """Return the plan with `outline`, the table's current fingerprint. It must have the same heaps as the
+        plan.
 
         SQL is built from the names, types and row filters in `outline`. Another user may have written the
         stored plan, so its own outline is only compared with the current one and never used in SQL.
@@ -76,7 +77,7 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk that was read, with the fence and the file of its rows."""
+    """The record of a chunk that was read, with the fence and the file of its rows."""
 
     number: int
     fence: Position
@@ -102,7 +103,9 @@ class SavedSnapshot:
 
 
 class SnapshotStore:
-    """The unfinished snapshots of one pipeline. Written by the running pipeline; readable by any process."""
+    """The stored unfinished snapshots of one pipeline. Only the running pipeline writes them; any process may
+    read them.
+    """
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._target = root
@@ -127,8 +130,8 @@ class SnapshotStore:
         return self._directory(plan.outline.schema.name) / plan.id
 
     def load(self, table: TableName) -> SavedSnapshot | None:
-        """Load the unfinished snapshot of a table. None if there is none, or its files are invalid; the table
-        is then read from the start.
+        """Load the unfinished snapshot of a table. Returns None if the table has no such snapshot, or if its
+        files are invalid; the table is then read from the start.
         """
         directory = self._directory(table)
         data = storage.read(directory / _PLAN)
@@ -155,7 +158,9 @@ class SnapshotStore:
         return sorted(table for table in found if table is not None)
 
     def forget(self, table: TableName) -> None:
-        """Remove the snapshot's files. The plan is removed first: without it the other files are ignored."""
+        """Remove the snapshot's files. The plan is removed first, because without it the other files are
+        ignored.
+        """
         directory = self._directory(table)
         storage.delete(directory / _PLAN)
         storage.delete_tree(directory)
@@ -233,7 +238,7 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
         "place": {
             "directory": plan.place.directory,
             "prefix": plan.place.prefix,
-            # the whole schema: types alone do not have the metadata of nested columns
+            # the whole schema, because types alone do not have the metadata of nested columns
             "columns": base64.b64encode(plan.place.schema.serialize()).decode(),
             "values": plan.place.values,
         },
@@ -325,7 +330,9 @@ class SnapshotProgress:
     """Bytes of the files written so far."""
     rows_per_second: float | None
     heap_bytes_per_second: float | None
-    """Both rates cover the minute before the last finished chunk. None if they cannot be computed yet."""
+    """The rates are those of the minute before the last chunk was finished. None if they cannot be computed
+    yet.
+    """
 
     @property
     def seconds_left(self) -> float | None:
@@ -334,7 +341,7 @@ class SnapshotProgress:
         return (self.heap_bytes_total - self.heap_bytes_done) / self.heap_bytes_per_second
 
     def as_document(self) -> dict[str, object]:
-        """A JSON document for programs, with stable names."""
+        """Return the progress as a JSON document for programs. The names of its keys are stable."""
         left = self.seconds_left
         return {
             "fence": str(self.fence),
@@ -353,13 +360,13 @@ class SnapshotProgress:
 
 
 def load_progress(root: Path, pipeline: str, table: TableName) -> SnapshotProgress | None:
-    """Progress of one table; None if it has no snapshot in progress."""
+    """Load the progress of one table's snapshot. Returns None if no snapshot of the table is in progress."""
     saved = SnapshotStore(root, pipeline).load(table)
     return None if saved is None else measure(saved)
 
 
 def load_all_progress(root: Path, pipeline: str) -> dict[TableName, SnapshotProgress]:
-    """Progress of every table whose snapshot is in progress."""
+    """Load the progress of every table whose snapshot is in progress."""
     found = {table: load_progress(root, pipeline, table) for table in SnapshotStore(root, pipeline).tables()}
     return {table: progress for table, progress in found.items() if progress is not None}
 
@@ -382,13 +389,15 @@ def measure(saved: SavedSnapshot) -> SnapshotProgress:
 
 
 def _rates(saved: SavedSnapshot) -> tuple[float | None, float | None]:
-    """Rows and heap bytes per second, over the chunks finished within `_RATE_WINDOW` of the last one."""
+    """Return rows and heap bytes per second, of the chunks that were finished within `_RATE_WINDOW` of the
+    last one.
+    """
     records = sorted(saved.records.values(), key=lambda record: record.finished_at)
     if not records:
         return None, None
     last = records[-1].finished_at
     recent = [record for record in records if record.finished_at >= last - _RATE_WINDOW]
-    # the interval begins at the end of the first recent chunk, so that chunk is not counted
+    # the interval begins when the first recent chunk was finished, so that chunk is not counted
     since, counted = (
         (recent[0].finished_at, recent[1:]) if len(recent) > 1 else (saved.plan.planned_at, recent)
     )

@@ -1,4 +1,6 @@
-"""Executor task of a snapshot: read one chunk from the source, and write one file for the target."""
+"""Executor tasks of a snapshot. A task reads one chunk from the source, and writes one file for the
+target.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from penstock.sinks.row_files import write_batches
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One chunk, and the place to write its rows to."""
+    """A chunk to read, and the place for the file with its rows."""
 
     index: int
     chunk: Chunk
@@ -32,7 +34,9 @@ class ChunkTask:
 def chunk_writer(
     address: SourceAddress, snapshot: str, *, reject_inexact: bool = False
 ) -> Callable[[ChunkTask], SnapshotFile]:
-    """Return the function that executors run for each chunk: read its rows, and write its file."""
+    """Return the function that executors run for each chunk. It reads the chunk's rows, and writes them to a
+    file.
+    """
 
     def write(task: ChunkTask) -> SnapshotFile:
         return write_chunk(address, snapshot, task, reject_inexact=reject_inexact)
@@ -42,7 +46,9 @@ def chunk_writer(
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """A chunk that is read at `fence`, and whose completion is recorded in the directory `records`."""
+    """A chunk to read at `fence`. When the chunk is read, the task records this in the directory
+    `records`.
+    """
 
     task: ChunkTask
     records: str
@@ -54,8 +60,8 @@ class RejectingWriter(ABC):
 
     @abstractmethod
     def with_rejected_to(self, on_rejected: OnRejected) -> ChunkWriter:
-        """A copy of this writer that passes rejected rows to `on_rejected` instead of raising an error: all
-        rejected rows of a batch before it requests the next batch.
+        """Return a copy of this writer that passes rejected rows to `on_rejected` instead of raising an
+        error. It passes all rejected rows of a batch before it requests the next batch.
         """
 
 
@@ -72,8 +78,8 @@ def recording_writer(
     never read again, even if the driver dies.
 
     With `diverts`, rejected rows are written to a file next to the chunk's record; otherwise they are an
-    error. `session` is the session that locks the table. With it, the function must run in the driver, and it
-    reads in that session.
+    error. `session`: the session that holds the lock on the table. If it is given, the function reads in this
+    session, so it must run in the driver.
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
@@ -92,8 +98,8 @@ def recording_writer(
 def source_rows(
     address: SourceAddress, snapshot: str, recorded: RecordedTask, *, reject_inexact: bool, diverts: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the chunk's source rows. With `diverts`, rejected rows go to a file, which is durable when the
-    iterator ends.
+    """Yield the chunk's source rows. With `diverts`, rejected rows are written to a file, which is durable
+    when the iterator ends.
     """
     return _read(
         address,
@@ -143,8 +149,8 @@ def write_file(
 def write_chunk(
     address: SourceAddress, snapshot: str, task: ChunkTask, *, reject_inexact: bool = False
 ) -> SnapshotFile:
-    """Read the chunk and write its rows to a file. Returns the description of the file, which is not created
-    for a chunk without rows.
+    """Read the chunk and write its rows to a file. Returns the description of the file. For a chunk without
+    rows, no file is created.
     """
     return write_batches(
         read_chunk(address, snapshot, task.chunk, reject_inexact=reject_inexact), task.place, task.index

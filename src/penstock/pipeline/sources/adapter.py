@@ -1,8 +1,8 @@
 """Source operations other than reading changes (identity, provisioning, snapshots), one `SourceAdapter` per
 capture method.
 
-`source_adapter` is the only place in the pipeline that chooses by capture method; everything that depends on
-the method is a method of `SourceAdapter`.
+`source_adapter` is the only place in the pipeline that chooses by capture method. Everything that depends on
+the capture method is an operation of `SourceAdapter`.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ class PollingSource(SourceAdapter):
 
     @override
     def goal(self, connection: Connection) -> Position:
-        """A position after every poll so far, because the last poll may have missed rows that became visible
-        after it.
+        """Return a position after every poll so far. The last poll may have missed rows that became visible
+        after it, so another poll is necessary.
         """
         flush_log(connection)
         return current_position(connection)
@@ -240,7 +240,9 @@ class PollingSource(SourceAdapter):
     def check_origin(
         self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
     ) -> None:
-        """A new timeline is accepted: the tables are then read again."""
+        """Raise an error if the targets were filled from another server. A new timeline is accepted, because
+        the tables are then read again.
+        """
         if last is not None:
             check_same_system(system, SystemIdentity.parse(last.system))
 
@@ -282,7 +284,7 @@ class PollingSource(SourceAdapter):
         self._settings.resume.remove_tables([table.oid for table in found])
 
     def _fail_unfit(self, tables: Tables) -> None:
-        """Fail the tables that cannot be polled; raise an error if no table can be polled."""
+        """Fail the tables that cannot be polled. If no table can be polled, raise an error."""
         with connect(self._address) as connection:
             refused = inspect_polled(
                 connection, self._settings, find_tables(connection, tables.capturable)
@@ -295,7 +297,7 @@ class PollingSource(SourceAdapter):
             tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
 
     def _begin(self, tables: Sequence[TableName]) -> list[TableName]:
-        """Start to poll these tables; returns those that were not polled before."""
+        """Start to poll these tables. Returns the tables that were not polled before."""
         feed = PollingFeed(replace(self._settings, tables=tuple(tables)))
         if self._settings.resume.load_mark() is not None:
             return feed.add(tables)
@@ -325,7 +327,7 @@ class TriggerSource(SourceAdapter):
 
     @override
     def whole_rows(self, connection: Connection, oids: Collection[int]) -> Collection[int]:
-        """The triggers always write the whole old row."""
+        """Return all of `oids`, because the triggers always write the whole old row."""
         return set(oids)
 
     @property
@@ -335,7 +337,9 @@ class TriggerSource(SourceAdapter):
 
     @override
     def goal(self, connection: Connection) -> Position | None:
-        """Order all commits so far in the change table. Returns a position at or after all of them."""
+        """Order all commits so far in the change table. Returns a position at or after all of them; None
+        before a new timeline has been accepted.
+        """
         if not self._is_there(connection):
             return super().goal(connection)
         return self._sequence(connection)
@@ -353,8 +357,8 @@ class TriggerSource(SourceAdapter):
     def check_origin(
         self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity
     ) -> None:
-        """A new timeline is accepted if the change table, which is replicated, has all changes that targets
-        and spool have.
+        """Raise an error if the targets were filled from another server. A new timeline is accepted if the
+        change table, which is replicated, has all changes that targets and spool have.
         """
         if last is not None:
             check_same_system(system, SystemIdentity.parse(last.system))
@@ -421,13 +425,13 @@ class TriggerSource(SourceAdapter):
     def _export(
         self, address: SourceAddress, _on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
     ) -> AbstractContextManager[ExportedSnapshot]:
-        """Take a snapshot. Does not wait for open transactions."""
+        """Export a snapshot and determine its fence. Does not wait for open transactions."""
         return self._fenced(address)
 
     @contextmanager
     def _fenced(self, address: SourceAddress) -> Iterator[ExportedSnapshot]:
-        """Take a snapshot. Raises an error if the server was promoted after the last snapshot, and lacks
-        changes that the tables copied under that snapshot have.
+        """Context manager that exports a snapshot and determines its fence. Raises an error if the server was
+        promoted after the last snapshot, and lacks changes that the tables copied under that snapshot have.
         """
         with export_fence(address, self._name) as exported:
             with connect(address) as connection:

@@ -1,4 +1,6 @@
-"""`SourceAdapter`: source operations other than reading changes, as every capture method implements them."""
+"""`SourceAdapter`: the interface for source operations other than reading changes. Each capture method has an
+implementation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ Describe = Callable[[TableName], str]
 class SourceAdapter(ABC):
     """The source of one configuration.
 
-    Created for each use, because the tables of the configuration may change.
+    Create an adapter for each use, because the tables of the configuration may change.
     """
 
     check_steps: tuple[str, ...]
@@ -41,7 +43,9 @@ class SourceAdapter(ABC):
 
     @property
     def slot(self) -> str | None:
-        """The replication slot, if the method uses one. No table is copied once the slot is invalidated."""
+        """The name of the replication slot; None if the method uses no slot. Once the server has invalidated
+        the slot, no table is copied.
+        """
         return None
 
     @property
@@ -50,13 +54,13 @@ class SourceAdapter(ABC):
 
     @property
     def change_table(self) -> str | None:
-        """The schema of the change table, if the method uses one."""
+        """The schema of the change table; None if the method uses no change table."""
         return None
 
     @property
     def positions_are_polls(self) -> bool:
-        """Whether each position is that of a poll, which has everything that was committed after the previous
-        poll.
+        """Whether each position stands for one poll. A poll contains everything that was committed after the
+        previous poll.
         """
         return False
 
@@ -77,24 +81,24 @@ class SourceAdapter(ABC):
         return inspect_whole_rows(connection, oids)
 
     def goal(self, connection: Connection) -> Position | None:
-        """The position that `run --once` has to reach to apply everything committed so far. None if it is
-        known only after `check_origin`.
+        """The position that `run --once` has to reach to apply everything committed so far. None if this
+        position is known only after `check_origin`.
         """
         return current_position(connection)
 
     def seen(self, connection: Connection) -> Position | None:
-        """A position at or after every change made before this connection last read the catalog. None if it
-        is not known now.
+        """Return a position at or after every change made before this connection last read the catalog.
+        Returns None if such a position is not known now.
         """
         return shown_position(connection)
 
     @property
     @abstractmethod
     def export(self) -> Export:
-        """Function that exports a Postgres snapshot, together with its fence."""
+        """The function that exports a Postgres snapshot and determines its fence."""
 
     def identify(self) -> SystemIdentity:
-        """System identifier and timeline of the server."""
+        """Return the system identifier and the timeline of the server."""
         with connect(self._address) as connection:
             return inspect_system(connection)
 
@@ -105,7 +109,7 @@ class SourceAdapter(ABC):
         """Raise an error if the targets were filled from another server."""
 
     def inspect_risks(self, connection: Connection) -> list[PenstockError]:
-        """Problems that do not stop this run, and may stop a later one."""
+        """Return problems that do not stop this run, but may stop a later one."""
         del connection
         return []
 
@@ -118,7 +122,7 @@ class SourceAdapter(ABC):
         """
 
     def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
-        """Captured tables whose changes may be missing, with the reason.
+        """Return those captured tables in `tables` whose changes may be missing, each with the reason.
 
         Called often while the pipeline runs, so it must be cheap.
         """
@@ -127,7 +131,8 @@ class SourceAdapter(ABC):
     def unidentified_tables(
         self, connection: Connection, tables: Iterable[TableName]
     ) -> dict[TableName, PenstockError]:
-        """Captured tables whose changes no longer identify their rows.
+        """Return those captured tables in `tables` whose changes no longer identify their rows, each with the
+        error.
 
         Called often while the pipeline runs, so it must be cheap.
         """
@@ -135,7 +140,9 @@ class SourceAdapter(ABC):
 
     @abstractmethod
     def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
-        """Provision tables before their resync; returns the membership of each."""
+        """Provision the capture of tables before their resync. Returns the membership of each table, or
+        nothing if the method does not record memberships.
+        """
 
     @abstractmethod
     def deprovision(self, tables: Collection[TableName]) -> None:

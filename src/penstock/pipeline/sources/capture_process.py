@@ -1,8 +1,8 @@
 """The separate capture process (`penstock capture`): its settings, and the monitoring of captures by the
 pipeline.
 
-An embedded capture starts and ends with the streaming query, and another capture of the same spool is an
-error. A separate capture starts and ends independently, and the pipeline waits for it.
+An embedded capture starts and ends with the streaming query. It is an error if another process then captures
+into the same spool. A separate capture starts and ends independently, and the pipeline waits for it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from penstock.spool.status import load_status
 from penstock.storage.locks import is_locked_by_jvm
 
 ALIVE_SECONDS = 30.0
-"""A consumer that released something within this time counts as running."""
+"""A consumer that released a position within this time counts as running."""
 
 
 def plan_capture(config: PipelineConfig) -> CaptureSettings:
-    """Settings of `penstock capture`. On the first start, publication and slot are created for the tables of
-    this configuration.
+    """Return the settings of `penstock capture`. On the first start, the capture creates publication and slot
+    for the tables of this configuration.
+
+    Later, each pipeline adds the tables of its configuration to the publication. A pipeline does this itself,
+    because when it copies a table, it must know the position from which the table's changes are published.
 
     With triggers, the capture reads the changes of all tables that have the triggers of its change table,
     whichever pipeline selects them.
-
-    Each pipeline adds the tables of its configuration to the publication, also tables that are created later.
-    A pipeline that copies a table must know the position from which its changes are published.
     """
     if config.source.process != "separate":
         raise ConfigError(
@@ -104,8 +104,8 @@ class CaptureMonitor:
         return self._config.source.process == "separate"
 
     def check(self) -> None:
-        """Called before each attempt. Raises an error if a separate capture has other settings, or if another
-        process writes to the spool of an embedded one.
+        """Check the capture before an attempt of the run. Raises an error if a separate capture has other
+        settings, or if another process writes to the spool of an embedded capture.
         """
         config = self._config
         if self.is_separate:
@@ -118,7 +118,9 @@ class CaptureMonitor:
             raise SpoolLockedError(other.message, hint=hint)
 
     def trouble(self) -> str | None:
-        """The reason why no changes arrive now; None if there is no problem. Captures retry by themselves."""
+        """Return the reason why no changes reach the spool now; None if there is no known problem. The run
+        can continue, because a capture retries by itself.
+        """
         if self.is_separate:
             self._check_process()
             if self._missing is not None:
@@ -132,8 +134,8 @@ class CaptureMonitor:
             raise self._missing
 
     def settle(self) -> None:
-        """Called after the query has stopped. Waits until the embedded capture ends, which Spark does not do:
-        the capture sends its last confirmation at its end.
+        """Wait until the embedded capture has ended. Called after the query has stopped, because Spark does
+        not wait for the capture, which sends its last confirmation at its end.
         """
         if not self.is_separate:
             self._wait_for_end()

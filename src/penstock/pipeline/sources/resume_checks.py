@@ -3,8 +3,9 @@ published without interruption.
 
 The server decides whether to publish a change by the catalog as of that change. So a table that was removed
 from the publication between two runs, and added again, has lost changes, although it looks unchanged. The
-same holds for a table that had another row filter for some time. To detect both, the state directory records
-the transaction that added each table. If the state directory is lost, earlier interruptions are not detected.
+same holds for a table that had another row filter for some time. To detect both cases, the state directory
+records the transaction that added each table. If the state directory is lost, earlier interruptions are not
+detected.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _FORMAT = 1
 
 
 def load_memberships(state: Path) -> dict[TableName, Membership]:
-    """The memberships that the last run recorded. They have no OIDs. Empty before the first run."""
+    """Load the memberships that the last run recorded, without OIDs. Empty before the first run."""
     data = storage.read(state / _FILE)
     if data is None:
         return {}
@@ -62,8 +63,8 @@ def save_memberships(state: Path, memberships: Mapping[TableName, Membership]) -
 
 
 def update_memberships(state: Path, found: Mapping[TableName, Membership]) -> None:
-    """Replace the recorded memberships of some tables, under a lock: resyncs end in the thread of an epoch,
-    while the main thread may add tables.
+    """Replace the recorded memberships of some tables. A lock is necessary, because a resync ends in the
+    thread of an epoch while the main thread may add tables.
     """
     storage.ensure_directory(state)
     with exclusive(state / _LOCK):
@@ -78,9 +79,9 @@ def fail_rejoined(
 ) -> dict[TableName, Membership]:
     """Fail the filled tables whose membership was interrupted, and return the memberships to record.
 
-    A failed table keeps its old entry, so it fails again if this run ends before its state is stored.
-    Interrupted tables without a complete snapshot, even paused ones, are added to `tables.unpublished`,
-    because changes are missing after the chunks of their unfinished snapshots.
+    A failed table keeps its recorded membership, so it fails again if this run ends before the state of the
+    table is stored. Adds interrupted tables without a complete snapshot to `tables.unpublished`, paused
+    tables too. Their unfinished snapshots cannot be continued, because changes after the chunks are missing.
     """
     pending = [
         name for name, status in tables.statuses.items() if status.applied is None and not status.is_over
@@ -130,13 +131,15 @@ def interrupted_tables(
     found: Mapping[TableName, Membership],
     tables: Iterable[TableName],
 ) -> dict[TableName, str]:
-    """Those of `tables` whose membership was interrupted, with the reason for each."""
+    """Return the tables among `tables` whose membership was interrupted, each with the reason."""
     compared = {name: recorded[name] for name in tables if name in recorded}
     return CapturedTables(found).interruptions(compared)
 
 
 def interrupted_error(source: TableName, reason: str, name: TableName, target: str) -> TargetRewoundError:
-    """The error for pipeline table `name`, which has the interrupted table `source` as source or member."""
+    """Return the error for the pipeline table `name`. The interrupted table `source` is its source table, or
+    a member of it.
+    """
     return TargetRewoundError(
         f"table {source} {reason}, so changes of it may be missing",
         hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table "
@@ -190,8 +193,8 @@ def check_log(
 def over_holes(
     begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]
 ) -> list[TableName]:
-    """Those of the tables in `held` for which some changes after their position are neither in the spool nor
-    in the source. The source has all changes after `begin`.
+    """Return the tables in `held` for which some changes after their position are neither in the spool nor in
+    the source. The source has all changes after `begin`.
     """
     ground = SpoolReader(config.spool).extent
     gone = []

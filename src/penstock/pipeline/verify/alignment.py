@@ -1,9 +1,9 @@
 """Align source and target: a source snapshot, and the targets at exactly the position of that snapshot.
 
 The position is the consistent point of a temporary slot. No commit record spans this position. A transaction
-whose commit record ends at or before the position is in the snapshot; one whose record begins at or after it
-is not. So an epoch may end at the position, and the slot may be confirmed up to it: a stream that starts
-there sends every later commit completely.
+is in the snapshot if its commit record ends at or before the position. It is not in the snapshot if the
+record begins at or after the position. So an epoch may end at the position, and the slot may be confirmed up
+to it: a stream that starts there has every later commit completely.
 
 A barrier makes the running pipeline end an epoch at the position. If the pipeline does not run, this process
 runs it up to the barrier, under the same lock. The comparison does not delay the pipeline: later epochs
@@ -44,7 +44,7 @@ _STANDSTILL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class AlignedSnapshot:
-    """The snapshot, and the tables' states in the epoch that ended at its fence."""
+    """A source snapshot, and the tables' states in the epoch that ended at the snapshot's fence."""
 
     snapshot: ExportedSnapshot
     tables: Mapping[TableName, TableStatus]
@@ -52,7 +52,9 @@ class AlignedSnapshot:
 
 @contextmanager
 def align(spark: SparkSession, config: PipelineConfig, tell: Tell) -> Iterator[AlignedSnapshot]:
-    """Context manager that holds a source snapshot, at whose position an epoch has ended."""
+    """Context manager that holds a source snapshot open. An epoch has ended at the position of the
+    snapshot.
+    """
     source = source_adapter(config)
     if not source.can_align:
         raise ConfigError(
@@ -83,10 +85,10 @@ def _position(address: SourceAddress) -> Position:
 
 
 def _advance(request: BarrierRequest, address: SourceAddress, tell: Tell) -> OnWait:
-    """Callback that moves the barrier forward while the snapshot waits for open transactions.
+    """Return a callback that moves the barrier forward while the snapshot waits for open transactions.
 
-    While one of them has not ended, the snapshot's position will be after the end of the WAL that the last
-    call found.
+    As long as one of these transactions is open, the position of the snapshot will be after the end of the
+    WAL at the previous call. So each call moves the barrier to that end.
     """
     reached = [_position(address)]
 
@@ -110,7 +112,9 @@ class _FenceWait:
         self._log = EpochLog(config.sink.root, config.pipeline)
 
     def wait(self) -> Mapping[TableName, TableStatus] | None:
-        """The tables' states at the fence; None if the pipeline passed it without ending an epoch there."""
+        """Return the tables' states at the fence; None if the pipeline passed the fence without ending an
+        epoch there.
+        """
         before, since = None, time.monotonic()
         while True:
             last = self._log.last()
@@ -138,8 +142,8 @@ class _FenceWait:
             time.sleep(_POLL_SECONDS)
 
     def _run(self) -> Mapping[TableName, TableStatus] | None:
-        """Run the pipeline up to the fence. Raises `PipelineBusyError` if another process started
-        it first.
+        """Run the pipeline up to the fence, and return the tables' states there, or None as `wait` does.
+        Raises `PipelineBusyError` if another process started the pipeline first.
         """
         self._tell(f"the pipeline does not run; running it up to {self._fence}")
         observer = _StopAt(self._fence, self._tell)
@@ -149,7 +153,7 @@ class _FenceWait:
         found = self._log.at(self._fence)
         if found is not None:
             return found.tables
-        # If every table failed there is no epoch; that is a result too.
+        # If every table failed, no epoch is recorded; the result is then the tables' states.
         has_failed = len(result.failed) == len(result.tables)
         return (
             {TableName.parse(name): status for name, status in result.tables.items()} if has_failed else None

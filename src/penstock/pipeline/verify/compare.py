@@ -30,7 +30,9 @@ from penstock.sinks.dataframes import quoted
 
 
 def canonical(column: Column, data_type: DataType) -> Column:
-    """The canonical form of `column`, to be compared with `eqNullSafe`. Null where the column is null."""
+    """Return the canonical form of `column`, to be compared with `eqNullSafe`. It is null where the column is
+    null.
+    """
     if isinstance(data_type, (FloatType, DoubleType)):
         return F.when(column.isNotNull(), F.struct(column, F.when(column == 0, column.cast("string"))))
     if isinstance(data_type, ArrayType):
@@ -52,14 +54,14 @@ def canonical(column: Column, data_type: DataType) -> Column:
 
 
 def row_hash(columns: Sequence[tuple[Column, DataType]]) -> Column:
-    """A 64-bit hash of the whole row."""
+    """Return a 64-bit hash of the whole row."""
     return F.xxhash64(
         *(part for column, data_type in columns for part in (column.isNull(), canonical(column, data_type)))
     )
 
 
 def shown(column: Column, data_type: DataType) -> Column:
-    """`column` as text for reports; null stays null."""
+    """Return `column` as text for reports. Null stays null."""
     if isinstance(data_type, BinaryType):
         return F.concat(F.lit("\\x"), F.lower(F.hex(column)))
     if isinstance(data_type, (ArrayType, MapType, StructType)):
@@ -73,8 +75,8 @@ def count_rows(rows: pa.Table) -> Counter[tuple[Hashable, ...]]:
 
 
 def _plain(values: pa.Array) -> list[Hashable]:
-    """Nested values as plain Python values; None is null. Times stay numbers, because Python's datetime has
-    only the years 1 to 9999.
+    """Convert values, which may be nested, to plain Python values that can be hashed. Null becomes None.
+    Times become numbers, because Python's datetime has only the years 1 to 9999.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -103,7 +105,7 @@ def _plain(values: pa.Array) -> list[Hashable]:
 
 
 def _spans(values: pa.Array) -> list[slice | None]:
-    """The index range of each list's inner values; None for a null list."""
+    """Return the index range of each list's inner values; None for a null list."""
     offsets, is_there = values.offsets.to_pylist(), pc.is_valid(values).to_pylist()
     return [slice(offsets[at], offsets[at + 1]) if there else None for at, there in enumerate(is_there)]
 
@@ -150,7 +152,7 @@ class Comparison:
     extra: int = 0
     different: int = 0
     columns: dict[str, int] = field(default_factory=dict)
-    """Number of different rows for each column."""
+    """For each column, the number of rows in which its values differ."""
     examples: tuple[RowDifference, ...] = ()
     has_equal_digests: bool = True
     held: int = 0
@@ -174,8 +176,8 @@ class TableComparer:
     types: dict[str, DataType]
 
     def compare(self, source: DataFrame, target: DataFrame, held: DataFrame | None = None) -> Comparison:
-        """Read both sides once, and buckets with different sums again. Rows whose key is in `held` are
-        excluded, and these keys are counted separately.
+        """Compare the rows of two sides. Reads both sides once, and rows of buckets with different sums
+        again. Excludes rows whose key is in `held`, and counts these keys separately.
         """
         if held is not None:
             keys = held.select(F.struct(*self._key()).alias(_HELD)).distinct()
@@ -199,7 +201,8 @@ class TableComparer:
     # --------------------------------------------------------------------------------------------------------
 
     def _digests(self, source: DataFrame, target: DataFrame) -> list[Any]:
-        """By bucket: row counts of each side, and the difference between the hash sums, in two halves.
+        """Return for each bucket the row counts of both sides, and the difference between their hash sums in
+        two halves.
 
         A sum of 64-bit hashes would overflow. Sums of their 32-bit halves do not, up to two billion rows.
         """
@@ -270,8 +273,8 @@ class TableComparer:
         )
 
     def _pairs(self, source: DataFrame, target: DataFrame, buckets: Sequence[int]) -> DataFrame:
-        """Rows without an equal row on the other side, joined by key. Column `l` has the source's row, `r`
-        the target's.
+        """Return the rows without an equal row on the other side, joined by key. Column `l` has the source's
+        row, `r` the target's.
         """
         sides = [self._rows(frame, side, buckets) for frame, side in ((source, 1), (target, -1))]
         rows = sides[0].unionAll(sides[1])
@@ -340,7 +343,7 @@ class TableComparer:
         )
 
     def _shown(self, side: str, at: int) -> Column:
-        """A value as text: the exact text if the type cannot hold it."""
+        """Return a value as text. If the type cannot hold the value, this is the exact text."""
         name = self._columns()[at]
         text = shown(F.col(f"{side}._{at}"), self.types[name])
         return (

@@ -74,8 +74,8 @@ def _copy_through(
     *,
     rejected_directory: Path | None,
 ) -> list[str]:
-    """Same as `copy_source`, for transforms with Spark expressions: several jobs per chunk, several chunks in
-    parallel.
+    """Do what `copy_source` does, for a transform with Spark expressions. Runs several jobs per chunk, and
+    copies several chunks in parallel.
     """
     executors = SparkExecutors(spark, SnapshotTaskError)
     asker = ChunkAsker(fitted, write_file, SparkQueries(spark), directory / "asked")
@@ -97,7 +97,7 @@ def _chunk_copier(
     fitted: Fitted | None,
     rejected_directory: Path | None,
 ) -> Callable[[Chunk], str | None]:
-    """Function that copies one chunk. Spark sends it to executors."""
+    """Return the function that copies one chunk. Spark sends it to executors."""
     return lambda chunk: copy_chunk(
         address, snapshot, chunk, directory, fitted, rejected_directory=rejected_directory
     )
@@ -112,7 +112,7 @@ def copy_chunk(
     *,
     rejected_directory: Path | None = None,
 ) -> str | None:
-    """Write one chunk into one file, and return its path; None if it has no rows."""
+    """Write one chunk to a file, and return the path of the file. Returns None if the chunk has no rows."""
     batches: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk)
     if fitted is None:
         return _written(chunk_schema(chunk), directory, batches)

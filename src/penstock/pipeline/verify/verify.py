@@ -122,7 +122,7 @@ class TableVerdict:
 class VerifyReport:
     pipeline: str
     verdicts: Sequence[TableVerdict]
-    """In the order of table names."""
+    """The verdicts, in the order of table names."""
     seconds: float
 
     @property
@@ -141,7 +141,7 @@ class VerifyReport:
         return all(each.error is None for each in self.verdicts)
 
     def as_document(self) -> dict[str, object]:
-        """A JSON document for programs, with stable names."""
+        """Return the report as a JSON document for programs. The names of its keys are stable."""
         return {
             "pipeline": self.pipeline,
             "equal": self.equal,
@@ -174,7 +174,7 @@ def verify_tables(
     if foreign:
         raise NoTablesError(
             f"the configuration does not select {foreign[0]}",
-            hint="check --table, and tables: in the configuration",
+            hint="check --table, and the setting `tables` in the configuration",
         )
     verdicts: dict[TableName, TableVerdict] = {}
     lost: dict[TableName, TableVerdict] = {}
@@ -190,7 +190,9 @@ def verify_tables(
             break
     verdicts |= lost
     if not verdicts:
-        raise NoTablesError("no table of the source is selected", hint="check tables: in the configuration")
+        raise NoTablesError(
+            "no table of the source is selected", hint="check the setting `tables` in the configuration"
+        )
     return VerifyReport(
         config.pipeline, tuple(verdicts[name] for name in sorted(verdicts)), time.monotonic() - started
     )
@@ -205,8 +207,8 @@ def _compare_aligned(
     *,
     tell: Tell,
 ) -> None:
-    """Add verdicts for the tables that have none yet. Adds to `lost` the tables to compare again, with the
-    reason.
+    """Compare the tables that have no verdict yet, and add their verdicts to `verdicts`. If the comparison of
+    a table has to be repeated, its verdict is added to `lost` instead, with the reason.
 
     Both dicts are complete even if the release of the snapshot raises an error, for example because its
     connection was lost.
@@ -231,7 +233,9 @@ def _compare_aligned(
 
 
 def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
-    """An error that names only the class of `error`, whose text may contain row values."""
+    """Return an error that names only the class of `error`, because the text of `error` may contain row
+    values.
+    """
     kind = type(error).__name__
     with suppress(Py4JError, OSError):  # the JVM may have ended
         kind = java_class(error) or kind
@@ -245,7 +249,9 @@ def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
 def judge(
     side: SideBySide, name: TableName, table: CatalogTable | None, meeting: AlignedSnapshot
 ) -> TableVerdict:
-    """The verdict of one table. Raises transient errors; the caller then compares the table again."""
+    """Compare one table, and return its verdict. Raises transient errors; the caller then compares the table
+    again.
+    """
     fence = meeting.snapshot.fence
     status = meeting.tables.get(name)
     if status is None:
@@ -310,7 +316,9 @@ class SideBySide:
             return {table.name: table for table in inspect_tables(connection) if selects(table.name)}
 
     def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
-        """Compare the table as of the snapshot with the given version of its target, or with the newest."""
+        """Compare the table as of the snapshot with its target at `version`, or at the newest version if this
+        is None.
+        """
         planned = self._plan(table)
         source, chunks = planned.schema, planned.chunks
         transform = self.config.transform_of(table.name)
@@ -370,7 +378,9 @@ class SideBySide:
         return [path for path in found if path is not None]
 
     def _count_equal(self, schema: TableSchema, files: Sequence[str], version: int | None) -> int | None:
-        """The row count of a small table whose sides are equal; None if Spark has to compare them."""
+        """Return the row count of a small table whose sides are equal; None if Spark has to compare the
+        sides.
+        """
         if sum(storage.size_bytes(Path(path)) for path in files) > self.small_bytes:
             return None
         found = self._read_small(schema.name, version)
@@ -391,7 +401,7 @@ class SideBySide:
         return target.num_rows if count_rows(source.cast(same)) == count_rows(target.cast(same)) else None
 
     def _read_small(self, name: TableName, version: int | None) -> pa.Table | None:
-        """All rows of a target; None if there are too many for this process."""
+        """Return all rows of a target; None if they are too many for this process."""
         if not self.reads_by_spark:
             return self.targets.read_small(name, version, self.small_bytes)
         rows = self.targets.read(name, version).limit(_FEW_ROWS + 1).toArrow()
@@ -426,7 +436,9 @@ class SideBySide:
     def _held(
         self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path
     ) -> DataFrame | None:
-        """Keys of rows with dead letters, with the target's types and transform; None if there are none."""
+        """Return the keys of rows with dead letters, transformed and with the target's types; None if `keys`
+        is empty.
+        """
         if not keys.num_rows:
             return None
         made = keys if fitted is None else transform_keys(fitted, keys)
@@ -447,8 +459,8 @@ class SideBySide:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both; None if they are of different kinds. Some targets lack small
-    integers.
+    """Return the type that holds the values of both types; None if they are of different kinds. They may
+    differ, because some targets lack small integers.
     """
     if one == other:
         return one
@@ -458,7 +470,9 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
-    """Raise an error if the tables cannot be compared. Columns that the source dropped are left out."""
+    """Raise an error if source and target do not have the same columns and key. Target columns that the
+    source dropped are ignored.
+    """
     there = {field.name: field.type for field in target.schema}
     is_there = all(there.get(column.name) == column.arrow_type for column in schema.columns)
     extra = set(there) - set(schema.column_names)

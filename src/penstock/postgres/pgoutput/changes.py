@@ -62,9 +62,9 @@ class Changes:
     tuples: IntArray
     """Offset of the first tuple's values. A truncate has no tuple and reads nulls from the padding."""
     has_old: BoolArray
-    """Updates with an old tuple before the new one."""
+    """Whether the change is an update with an old tuple before the new one."""
     is_whole: BoolArray
-    """Updates and deletes whose old tuple is the whole old row, not only its key."""
+    """Whether the change is an update or delete whose old tuple is the whole old row, not only its key."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -137,7 +137,7 @@ def _with_truncates(frames: Frames, changes: Changes) -> Changes:
 
 def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableChanges]:
     """Group the changes by table and by the schema in effect when they were made. Wide tables come first, as
-    `tuples.walk` requires.
+    `rows.walk` requires.
     """
     order = np.argsort(changes.oids, kind="stable")
     oids = changes.oids[order]
@@ -164,13 +164,15 @@ def _by_version(
 
 
 MAX_CONTENT_BYTES = 1 << 20
-"""Larger contents are replaced by an empty one, since any role can emit a message of a gigabyte under any
-prefix.
+"""The maximum size of a message's content. A larger content is replaced by an empty one, since any role can
+emit a message of a gigabyte under any prefix.
 """
 
 
 def find_loose_messages(frames: Frames, places: ByteArray, prefixes: Set[str]) -> Iterator[LogicalMessage]:
-    """The non-transactional messages; `places` holds, for every message, the log state after it."""
+    """Yield the non-transactional messages with one of `prefixes`. `places` has, for every message, the log
+    state after it.
+    """
     for index in map(int, frames.where(MESSAGE)):
         message = decode_message(frames, index)
         if message.is_transactional == (places[index] == BETWEEN):
@@ -182,7 +184,7 @@ def find_loose_messages(frames: Frames, places: ByteArray, prefixes: Set[str]) -
 def find_messages(
     frames: Frames, timeline: Timeline, changes: Changes, prefixes: Set[str]
 ) -> tuple[LogicalMessage, ...]:
-    """The transactional messages."""
+    """Return the transactional messages with one of `prefixes`."""
     found: list[LogicalMessage] = []
     for index in map(int, frames.where(MESSAGE)):
         message = decode_message(frames, index)
@@ -208,7 +210,9 @@ def _bounded(content: bytes) -> bytes:
 
 
 def _next_ordinal(timeline: Timeline, changes: Changes, index: int, transaction: int) -> int:
-    """The ordinal of the change that follows the message, or would follow it."""
+    """Return the ordinal of the change that follows the message, or that a change after the message would
+    have.
+    """
     last = int(np.searchsorted(changes.messages, index)) - 1
     if last < 0 or int(timeline.of(changes.messages[last : last + 1])[0]) != transaction:
         return timeline.first_ordinal

@@ -1,13 +1,14 @@
 """Decode pgoutput messages into log steps: runs of whole transactions, and pieces of transactions that are
 too large to buffer.
 
-All tuples of a run are walked together; each table then selects, for every row, the tuple that it shows.
+The tuples of all tables in a run are read together. Each table then selects, for every row, the tuple that
+contains the row's values.
 
-The messages of a call are cut at the last Commit. The messages after it, the beginning of a transaction that
-has not arrived completely, are carried to the next call up to a size limit. Beyond the limit the transaction
-is returned in pieces, so memory is bounded for any transaction length. With protocol version 2 the server
-sends long transactions in blocks while they are open, interleaved with others; the part of a block that a
-call contains is returned at once, as a piece.
+The messages of a call are cut after the last Commit. The messages after it are the beginning of a transaction
+that has not arrived completely. They are carried to the next call, up to a size limit. Beyond the limit the
+transaction is returned in pieces, so memory is bounded for any transaction length. With protocol version 2
+the server sends long transactions in blocks while they are open, interleaved with others. The part of a block
+that a call contains is returned at once, as a piece.
 
 One decoder serves one connection: it relies on the message order, and the server describes each table only
 once per connection.
@@ -80,10 +81,10 @@ from penstock.postgres.types.registry import TypeResolver
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
     batches: tuple[ChangeBatch, ...]
-    """In log order."""
+    """The batches in log order."""
     messages: tuple[LogicalMessage, ...]
     next_ordinal: int
-    """The ordinal of the next change in the last transaction."""
+    """The ordinal that the next change in the last transaction will have."""
 
 
 def assemble(
@@ -115,7 +116,8 @@ def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:
     frames.require(counted | is_truncate, changes.messages, "has another number of columns than its table")
     first, after = walk(frames, changes.messages, changes.tuples, ends, widths)
     if is_truncate.any():
-        # Their nulls were read from the padding, but Arrow requires ascending offsets in a column.
+        # The nulls of a TRUNCATE were read from the padding, but Arrow requires ascending offsets in a
+        # column.
         for column in first:
             own = is_truncate[: len(column.spans)]
             column.spans[own] = frames.starts[changes.messages[: len(own)][own], np.newaxis]
@@ -135,7 +137,7 @@ def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:
 
 
 def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> list[TablePart]:
-    """The slices of each group: of the changes, of the first tuples and of the second tuples."""
+    """Return for each group its slices: of the changes, of the first tuples and of the second tuples."""
     parts: list[TablePart] = []
     low = second_low = 0
     for item in groups:
@@ -155,11 +157,11 @@ def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> 
 
 
 PIECE_MESSAGES = 16_384
-"""More messages at once do not fit into the processor's caches."""
+"""The maximum number of messages that are decoded at once. More would not fit into the processor's caches."""
 
 RUN_BYTES = 1 << 29
-"""Target size of the runs in which messages are joined: string offsets have 32 bits, and one message may have
-a gigabyte.
+"""The size at which the messages of a call are split into runs. It is limited because string offsets have 32
+bits, and because one message may have a gigabyte.
 """
 
 _BOUNDS = np.zeros(256, np.bool_)
@@ -199,8 +201,8 @@ class PgOutputDecoder:
         max_open_messages: int = 50_000,
         max_open_bytes: int = 32 << 20,
     ) -> None:
-        """`keys` are the key columns by table OID at the start of the log; `load_key` queries the current
-        ones, see `pgoutput.relations`. Only logical messages with one of `prefixes` are returned. With
+        """`keys` are the key columns by table OID at the start of the log. `load_key` queries the current key
+        of a table, see `pgoutput.relations`. Only logical messages with one of `prefixes` are returned. With
         `old_rows`, rows before an update or a delete are returned too if the log contains them.
         """
         self._relations = RelationHistory(FullKeys(keys or {}, load_key), types or TypeResolver())
@@ -239,9 +241,9 @@ class PgOutputDecoder:
         return steps
 
     def _frame(self, messages: Sequence[Payload], sizes: IntArray) -> tuple[Frames, int]:
-        """The messages, and the log state before them. Carried messages are framed again with them unless
-        they are the larger part: so a commit finds all its messages in one buffer, and no message is copied
-        more than a few times.
+        """Return the framed messages, and the log state before them. Carried messages are framed again
+        together with the new ones, unless the carried ones are the larger part. So a commit usually finds all
+        messages of its transaction in one buffer, and no message is copied more than a few times.
         """
         if self._place != IN_TRANSACTION or self.carried_bytes > sizes.sum():
             return frame(messages, sizes), self._place
@@ -250,7 +252,9 @@ class PgOutputDecoder:
         ), BETWEEN if self._in_pieces is None else IN_TRANSACTION
 
     def _take(self, frames: Frames, places: ByteArray) -> Iterator[LogStep]:
-        """Cut the messages at the ends of blocks and of transactions sent in blocks."""
+        """Decode the messages, cut at the start and end of each block, and at the end of each transaction
+        sent in blocks.
+        """
         low = 0
         for bound in map(int, np.flatnonzero(_BOUNDS[frames.kinds])):
             yield from self._take_run(frames[low:bound], places[low:bound])
@@ -300,7 +304,9 @@ class PgOutputDecoder:
             )
 
     def _decode_pieces(self, frames: Frames) -> Iterator[TransactionPiece]:
-        """Decode messages of one incomplete transaction. Its first piece is returned even if it is empty."""
+        """Decode messages of one incomplete transaction. The first piece of a transaction is returned even if
+        it is empty.
+        """
         if self._in_pieces is None:
             _, xids = decode_begins(frames)
             self._in_pieces = OpenTransaction(int(xids[0]), 0)
@@ -393,7 +399,7 @@ def _gathered(parts: Sequence[Frames]) -> Iterator[Frames]:
 
 
 def _quiet_place(frames: Frames, places: ByteArray, before: int | None) -> int | None:
-    """The WAL end of the last keepalive between transactions."""
+    """Return the WAL end of the last keepalive between transactions; `before` if there is no keepalive."""
     quiet: IntArray = np.flatnonzero((frames.kinds == KEEPALIVE) & (places == BETWEEN))
     return decode_keepalive(frames, int(quiet[-1])) if len(quiet) else before
 

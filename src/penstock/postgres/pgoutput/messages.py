@@ -2,8 +2,9 @@
 the infrequent ones.
 
 A payload is XLogData (`w`, three 8-byte fields, then one pgoutput message) or a keepalive (`k`). The buffer
-ends in padding that reads as null values: a walk over damaged tuples may pass the last message before the
-damage is detected, and the row of a truncated table is read from the padding.
+ends in padding that reads as null values, for two reasons. A walk over damaged tuples may pass the last
+message before the damage is detected. And a TRUNCATE has no row, so its null values are read from the
+padding.
 
 Infrequent messages are parsed one at a time. Begin and Commit, and row changes, are decoded in bulk; see
 `transactions` and `rows`.
@@ -30,7 +31,7 @@ BoolArray = npt.NDArray[np.bool_]
 HEADER_BYTES = 25
 KEEPALIVE_BYTES = 18
 MAX_COLUMNS = 1664
-"""The limit of a Postgres tuple."""
+"""The maximum number of columns of a Postgres tuple."""
 
 XID_BYTES = 4
 
@@ -48,8 +49,8 @@ _TWO_PHASE = frozenset(b"bPKrp")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """Messages in log order. `starts` and `ends` bound each payload, header included; `kinds` is `KEEPALIVE`
-    for keepalives.
+    """Messages in log order. `starts` and `ends` are the offsets of each payload, including its header.
+    `kinds` is `KEEPALIVE` for keepalives.
     """
 
     buffer: bytes
@@ -58,7 +59,7 @@ class Frames:
     ends: IntArray
     kinds: ByteArray
     xid_bytes: int = 0
-    """Inside a block, an xid of this many bytes precedes the fields of a message."""
+    """Inside a block, an xid precedes the fields of each message. This is its size; 0 outside of blocks."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -72,13 +73,15 @@ class Frames:
         return len(self.buffer) - len(_PADDING)
 
     def __getitem__(self, part: slice) -> Frames:
-        """A run of the messages over the same buffer."""
+        """Return a run of the messages, over the same buffer."""
         return Frames(
             self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part], self.xid_bytes
         )
 
     def in_block(self) -> Frames:
-        """The same messages, decoded as the content of a block."""
+        """Return the same messages as the content of a block, in which an xid precedes the fields of each
+        message.
+        """
         return replace(self, xid_bytes=XID_BYTES)
 
     @property
@@ -87,15 +90,15 @@ class Frames:
         return HEADER_BYTES + 1 + self.xid_bytes
 
     def xids(self, messages: IntArray) -> IntArray:
-        """Inside a block: the xids of the (sub)transactions of the messages."""
+        """Return the xids of the (sub)transactions of messages inside a block."""
         return self.u32(self.starts[messages] + HEADER_BYTES + 1)
 
     def view(self) -> memoryview:
-        """The bytes of these messages, without a copy."""
+        """Return the bytes of these messages, without a copy."""
         return memoryview(self.buffer)[self.starts[0] : self.ends[-1]]
 
     def where(self, kind: int) -> IntArray:
-        """The indices of the messages of one kind."""
+        """Return the indices of the messages of one kind."""
         return np.flatnonzero(self.kinds == kind)
 
     def u16(self, at: IntArray) -> IntArray:
@@ -108,13 +111,13 @@ class Frames:
         return self._gather(">i8", at)
 
     def _gather(self, dtype: str, at: IntArray) -> IntArray:
-        # A view of the number at every byte offset, unaligned and big-endian, so that one numpy call reads
-        # all of them.
+        # The array shows the buffer as a big-endian number at every byte offset, also unaligned, so that one
+        # numpy call reads all numbers.
         count = len(self.buffer) - np.dtype(dtype).itemsize + 1
         return np.ndarray((count,), dtype, self.buffer, 0, (1,))[at].astype(np.int64)
 
     def body(self, index: int) -> bytes:
-        """The fields of a pgoutput message, or the keepalive after its head."""
+        """Return the fields of a pgoutput message, or of a keepalive (without its first byte)."""
         skip = 1 if self.kinds[index] == KEEPALIVE else self.fields_at
         return self.buffer[self.starts[index] + skip : self.ends[index]]
 
@@ -132,8 +135,8 @@ class Frames:
 
 
 def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames] = ()) -> Frames:
-    """Join payloads of the given sizes into one buffer, after those framed `before`, and find the kind of
-    each.
+    """Join payloads into one buffer, after the messages in `before`, and find the kind of each. `sizes` has
+    the size of each payload in `messages`.
     """
     sizes = np.concatenate([*(part.ends - part.starts for part in before), sizes])
     ends = np.cumsum(sizes)
@@ -177,7 +180,7 @@ def payload_sizes(messages: Sequence[Payload]) -> IntArray:
 
 
 def join(parts: Sequence[Frames]) -> Frames:
-    """Several runs as one, in a new buffer."""
+    """Join several runs of messages into one, in a new buffer."""
     runs = [part for part in parts if len(part)]
     buffer = b"".join((*map(Frames.view, runs), _PADDING))
     shifts = list(_shifts(runs))
@@ -207,7 +210,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The definition of a table from this position in the log."""
+    """The definition of a table from the Relation message on."""
 
     oid: int
     namespace: str
@@ -222,7 +225,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A logical message; its content is opaque here."""
+    """A logical message; its content is not interpreted here."""
 
     is_transactional: bool
     lsn: Lsn
@@ -257,7 +260,7 @@ class _Reader:
         return _shown(self.octets())
 
     def octets(self) -> bytes:
-        """The bytes up to the next zero byte."""
+        """Return the bytes up to the next zero byte."""
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise self.fault("has a name without an end")
@@ -289,7 +292,9 @@ def decode_relation(frames: Frames, index: int) -> Relation:
 
 
 def _column(reader: _Reader, taken: dict[str, bytes]) -> RelationColumn:
-    """`taken` are the names of the columns before it. An escaped name is made distinct from them."""
+    """Read one column. `taken` has the names of the columns before it. A name that had to be escaped is made
+    distinct from them.
+    """
     is_key = bool(reader.number(1) & 1)
     octets = reader.octets()
     name = _shown(octets)
@@ -302,14 +307,16 @@ def _column(reader: _Reader, taken: dict[str, bytes]) -> RelationColumn:
 
 
 def _shown(octets: bytes) -> str:
-    """In a SQL_ASCII database, names may be invalid UTF-8. They affect one table only, so they are escaped
-    instead of raising an error.
+    """Decode a name. In a SQL_ASCII database, names may be invalid UTF-8. This affects one table only, so
+    invalid bytes are escaped instead of raising an error.
     """
     return octets.decode(errors="backslashreplace")
 
 
 def decode_type(frames: Frames, index: int) -> tuple[int, str, str]:
-    """A type's OID, and the namespace and name of the type, or of its base type if it is a domain."""
+    """Return a type's OID, and its namespace and name. For a domain, namespace and name are those of its base
+    type.
+    """
     reader = _Reader(frames, index)
     found = reader.number(4), reader.text() or "pg_catalog", reader.text()
     reader.finish()
@@ -327,7 +334,7 @@ def decode_message(frames: Frames, index: int) -> Message:
 
 
 def decode_stream_start(frames: Frames, index: int) -> tuple[int, bool]:
-    """The transaction's xid, and whether this is its first block."""
+    """Return the transaction's xid, and whether this is its first block."""
     reader = _Reader(frames, index)
     xid, flag = reader.number(4), reader.number(1)
     reader.finish()
@@ -339,8 +346,8 @@ def check_stream_stop(frames: Frames, index: int) -> None:
 
 
 def decode_stream_abort(frames: Frames, index: int) -> tuple[int, int]:
-    """The xids of the transaction and of the subtransaction that was rolled back; equal if all of it was
-    rolled back.
+    """Return the xids of the transaction and of the subtransaction that was rolled back. They are equal if
+    the whole transaction was rolled back.
     """
     reader = _Reader(frames, index)
     found = reader.number(4), reader.number(4)
@@ -349,7 +356,7 @@ def decode_stream_abort(frames: Frames, index: int) -> tuple[int, int]:
 
 
 def decode_truncate(frames: Frames, index: int) -> tuple[int, ...]:
-    """The OIDs of the truncated tables, in order."""
+    """Return the OIDs of the truncated tables, in order."""
     reader = _Reader(frames, index)
     count = reader.number(4)
     reader.take(1)
@@ -359,5 +366,5 @@ def decode_truncate(frames: Frames, index: int) -> tuple[int, ...]:
 
 
 def decode_keepalive(frames: Frames, index: int) -> int:
-    """The server's WAL end: everything that commits below it has been sent."""
+    """Return the server's WAL end: everything that commits below it has been sent."""
     return _Reader(frames, index).number(8)

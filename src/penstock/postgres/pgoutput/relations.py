@@ -2,18 +2,19 @@
 FULL. Pure: the owner of a connection passes the function that queries the catalog.
 
 The current catalog is never used for past changes, with one exception. For a table with replica identity
-FULL, Relation messages flag every column as key, so its key must come from the catalog, which shows the
-current key although the decoded log may be far behind. So the catalog is queried each time such a table is
+FULL, Relation messages flag every column as key. So its key must come from the catalog, which shows the
+current key although the decoded log may be far behind. The catalog is queried each time such a table is
 described: at its first change and after every change of its definition. If the catalog returns the known key,
 that key applies. If it returns another key, the key changed at some position before that of the query. The
-exact position is unknown, since transaction ids are not in the order of commits. Until the log has passed
-that position, the table is treated as one without a key: its changes show whole rows, which is correct for
-any key. After that position it has the new key.
+exact position is unknown, since transaction ids are not in the order of commits. Until the log has passed the
+position of the query, the table is treated as one without a key: its changes have whole rows, which is
+correct for any key. After that position it has the new key.
 
 An open transaction whose changes are streamed sees its own DDL, which is invisible to others until it
-commits. So the server describes every table to each such transaction separately, again after a rollback to a
-savepoint, and treats its last descriptions as known to all once the transaction commits. This module mirrors
-that: a history for each open transaction, cleared at every abort and merged at the commit.
+commits. So the server describes every table to each such transaction separately, and again after a rollback
+to a savepoint. Once the transaction commits, the server does not repeat its last descriptions for other
+transactions. This module does the same: it keeps a history for each open transaction, clears it at every
+abort, and merges it at the commit.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class CatalogKey:
 
     columns: tuple[str, ...]
     asked_at: int
-    """The log position at which all transactions that the catalog showed had committed."""
+    """A log position at which all transactions that the catalog showed had committed."""
 
 
 LoadKey = Callable[[int], CatalogKey | None]
-"""Query the catalog for the key of the table with this OID; None if the table does not exist, or does not
-exist yet.
+"""Function that queries the catalog for the key of the table with this OID. It returns None if the table does
+not exist, or does not exist yet.
 """
 
 
@@ -50,8 +51,8 @@ class FullKey(NamedTuple):
 
     columns: tuple[str, ...]
     later: CatalogKey | None = None
-    """The key that replaces it once the log has passed the position of the catalog query. The caller then
-    calls `settle`.
+    """The key that replaces this one once the log has passed the position of the catalog query. The caller
+    then calls `settle`.
     """
 
 
@@ -59,14 +60,14 @@ class FullKeys:
     """The key of each table with replica identity FULL at the current log position."""
 
     def __init__(self, known: Mapping[int, tuple[str, ...]], load: LoadKey | None = None) -> None:
-        """`known` are the keys at the end of the spool. Without `load` they never change."""
+        """`known` are the keys at the end of the spool. Without `load`, the keys never change."""
         self._known = dict(known)
         self._load = load
         self._waiting: dict[int, CatalogKey] = {}
 
     def describe(self, oid: int, columns: Collection[str], place: int) -> FullKey:
-        """The key of a table that has just been described with these columns, for changes at or after
-        `place`.
+        """Return the key of a table that has just been described with these columns. It is for changes at or
+        after `place`.
         """
         found = None if self._load is None else self._load(oid)
         if found is None:
@@ -75,8 +76,8 @@ class FullKeys:
             self._known[oid] = found.columns
             return FullKey(key_in_order(found.columns, columns))
         waiting = self._waiting.get(oid)
-        # The same key again: the earlier position applies. Otherwise a table that is altered repeatedly would
-        # never get its key.
+        # If the catalog returns the same key again, the earlier position applies. Otherwise a table that is
+        # altered repeatedly would never get its key.
         later = waiting if waiting is not None and set(waiting.columns) == set(found.columns) else found
         self._waiting[oid] = later
         return FullKey(self.settle(oid, later, columns)) if place > later.asked_at else FullKey((), later)
@@ -88,15 +89,17 @@ class FullKeys:
         return oid in self._known or oid in self._waiting
 
     def settle(self, oid: int, later: CatalogKey, columns: Collection[str]) -> tuple[str, ...]:
-        """Record that the log has passed the position at which `later` was queried."""
+        """Record that the log has passed the position at which `later` was queried; returns that key in the
+        order of `columns`.
+        """
         if self._waiting.get(oid) is later:
             del self._waiting[oid]
             self._known[oid] = later.columns
         return key_in_order(later.columns, columns)
 
     def _holds(self, oid: int, found: CatalogKey, columns: Collection[str]) -> bool:
-        """Whether the catalog's key is the known one. The first result is accepted if it can be the key of
-        these columns.
+        """Whether the catalog's key is the known one. If no key is known, any key is accepted whose columns
+        are among `columns`.
         """
         if oid in self._waiting:
             return False
@@ -109,12 +112,12 @@ class FullKeys:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A table's schema, valid from the message with this number."""
+    """A table's schema, valid from the message with this index."""
 
     index: int
     schema: TableSchema
     is_full: bool
-    """Whether the replica identity is FULL, so that every old row is sent whole."""
+    """Whether the replica identity is FULL, so that the server sends every old row whole."""
 
 
 BEFORE_ALL = -1
@@ -122,13 +125,13 @@ BEFORE_ALL = -1
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """A table's latest Relation message; `number` counts them per connection."""
+    """A table's latest Relation message. `number` counts the Relation messages of the connection."""
 
     body: bytes
     schema: TableSchema
     number: int
     is_full: bool
-    """Under replica identity FULL, equal messages may describe different keys."""
+    """Whether the replica identity is FULL. Equal messages may then describe different keys."""
     later: CatalogKey | None = None
     """The key that applies once the log has passed the position of the catalog query."""
 
@@ -139,10 +142,10 @@ class _Tables:
     def __init__(self, unseen: dict[int, _Described] | None = None) -> None:
         self.described: dict[int, _Described] = {}
         self.unsettled: set[int] = set()
-        """Tables with a key that applies only later."""
+        """OIDs of tables with a key that applies only from a later position."""
         self.unseen = unseen or {}
-        """Tables with replica identity FULL that have been described, now or before, and that the catalog did
-        not show.
+        """Tables with replica identity FULL that have been described, possibly before a rollback to a
+        savepoint, and that the catalog did not show.
         """
 
     def put(self, oid: int, described: _Described) -> None:
@@ -155,15 +158,15 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The schemas in effect in a run of messages. Of a thousand tables, few change in a run and fewer are
-    described.
+    """The schemas in effect in a run of messages. `_changed` has only the tables that are described in the
+    run, since these are few even if there are a thousand tables.
     """
 
     _described: Mapping[int, _Described]
     _changed: dict[int, list[Version]] = field(default_factory=dict)
 
     def of(self, oid: int) -> list[Version]:
-        """The versions of the table in order; empty if the table is unknown."""
+        """Return the versions of the table in order; empty if the table is unknown."""
         found = self._changed.get(oid)
         if found is not None:
             return found
@@ -171,12 +174,14 @@ class Versions:
         return [] if known is None else [Version(BEFORE_ALL, known.schema, known.is_full)]
 
     def add(self, oid: int, version: Version) -> None:
-        """Must be called before the table is described again."""
+        """Add a version of a table. Must be called before the new description replaces the old one in
+        `_described`.
+        """
         self._changed[oid] = [*self.of(oid), version]
 
 
 class RelationHistory:
-    """The schema of every table described on a connection, by OID. A new connection needs a new one, since
+    """The schema of every table described on a connection, by OID. A new connection needs a new object, since
     the server repeats a Relation message only after a change.
     """
 
@@ -215,9 +220,9 @@ class RelationHistory:
         return versions
 
     def commit(self, stream: int) -> dict[int, tuple[str, ...]]:
-        """Make the descriptions of an open transaction valid for all, except for tables that have since been
-        described to all. Returns the keys of the tables that the transaction created itself, which were
-        invisible before.
+        """Make the descriptions of an open transaction valid for all transactions, except for tables that
+        have since been described outside of it. Returns the keys of the tables that the transaction created
+        itself, since the catalog did not show these tables before.
         """
         told = self._streams.pop(stream, _Tables())
         for oid, described in told.described.items():
@@ -240,7 +245,7 @@ class RelationHistory:
             self._streams[stream] = _Tables(told.unseen)
 
     def _settle_keys(self, frames: Frames, timeline: Timeline, known: _Tables, versions: Versions) -> None:
-        """Apply the keys whose catalog query lies at a position that the stream passes within `frames`."""
+        """Apply each key whose catalog query was at a position that the log passes within `frames`."""
         for oid in tuple(known.unsettled):
             described = known.described[oid]
             assert described.later is not None

@@ -1,23 +1,24 @@
-"""Read the tuples of row changes, and build the rows of one table's batch: the tuple that each change shows,
-and the metadata columns.
+"""Read the tuples of row changes, and build the rows of one table's batch: the values of each row, and the
+metadata columns.
 
-The tuples of thousands of messages are read at once, column by column, as Arrow strings without copying. They
-are sorted by column count in descending order, so column c exists for a prefix of them and one walk serves
-all tables of a call. Every length is read as unsigned, and the walk stops at the first column that passes its
-message's end: damaged input cannot make it loop, read outside the buffer, or return a value from another
-message. Decoding a column has a fixed cost that hardly depends on the number of rows. So the columns of small
-batches are concatenated by type, decoded once per type, and split again.
+The tuples of thousands of messages are read at once, column by column, as Arrow strings without copying. The
+tuples are sorted by column count in descending order. So those that have a given column come first, and one
+walk serves all tables of a call. Every length is read as unsigned, and the walk stops at the first column
+that passes its message's end: damaged input cannot make it loop, read outside the buffer, or return a value
+from another message. Decoding a column has a fixed cost that hardly depends on the number of rows. So the
+columns of small batches are concatenated by type, decoded once per type, and split again.
 
-An update that includes its old key is compared with it: the same key becomes an `update_postimage`, another
-key a `delete` of the old one and an `insert` of the new one. A delete shows only its key. In a table without
-a key, rows are identified by all of their values: a delete shows the whole old row, and an update that
-includes the old row becomes a `delete` and an `insert`. Each of them affects one of several equal rows.
+If an update includes its old key, the old key is compared with the new one. With the same key, the update
+becomes an `update_postimage`; with another key, a `delete` of the old key and an `insert` of the new one. A
+delete has only the values of its key. In a table without a key, rows are identified by all of their values: a
+delete has all values of the old row, and an update that includes the old row becomes a `delete` and an
+`insert`. A delete of one of several equal rows affects only one of them.
 
-If old rows are requested and the log contains whole old rows (replica identity FULL), a delete shows all of
-the row, and the old rows of updates form a separate batch of `update_preimage` rows.
+If old rows are requested and the log contains whole old rows (replica identity FULL), a delete has all values
+of the row, and the old rows of updates form a separate batch of `update_preimage` rows.
 
 A Relation message describes the root of a partitioned table, but each partition logs old keys by its own
-replica identity. So a change may lack columns of the announced key. Such a row lists the missing columns in
+replica identity. So a change may lack columns of the root's key. Such a row lists the missing columns in
 `_unchanged` and counts as unidentified; readers reject it (`spool.rows`). Identity columns are NOT NULL, so a
 null in an old key always means that the column was not sent. In a whole old row of a table without a key, a
 null is a value.
@@ -60,7 +61,7 @@ Spans = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSpans:
-    """Start and end of a column's value in each tuple. `kinds` is None when all values are text."""
+    """The start and end of a column's value in each tuple. `kinds` is None if all values are text."""
 
     spans: Spans
     kinds: ByteArray | None
@@ -74,14 +75,16 @@ class ColumnSpans:
     def strings(
         self, buffer: pa.Buffer, chosen: IntArray, hidden: npt.NDArray[np.bool_] | None = None
     ) -> pa.StringArray:
-        """The values of the tuples `chosen`; null where there is no text or where `hidden`."""
+        """Return the values of the tuples `chosen`. A value is null if the tuple has no text, or if `hidden`
+        marks it.
+        """
         present = hidden if hidden is None else ~hidden
         if self.kinds is not None:
             is_text = self.kinds[chosen] == TEXT
             present = is_text if present is None else is_text & present
         if not len(chosen):
             return pa.array([], pa.string())
-        # Starts and ends interleaved are the offsets of an array in which every second entry is a value.
+        # The interleaved starts and ends are the offsets of an array in which every second entry is a value.
         laid = pa.StringArray.from_buffers(2 * len(self.spans) - 1, pa.py_buffer(self.spans), buffer)
         mask = None if present is None or present.all() else bitmap(present)
         return laid.take(pa.Array.from_buffers(pa.int64(), len(chosen), [mask, pa.py_buffer(chosen * 2)]))
@@ -97,7 +100,7 @@ def join_spans(first: ColumnSpans, second: ColumnSpans) -> ColumnSpans:
 def walk(
     frames: Frames, messages: IntArray, at: IntArray, ends: IntArray, widths: IntArray
 ) -> tuple[list[ColumnSpans], IntArray]:
-    """Read tuples that begin at `at`, after their column count, and end at or before `ends`; `widths` holds
+    """Read tuples that begin at `at`, after their column count, and end at or before `ends`. `widths` holds
     the column count of each. Returns the columns, and the end of each tuple.
     """
     columns: list[ColumnSpans] = []
@@ -130,8 +133,8 @@ def walk(
 
 
 SMALL_ROWS = 128
-"""A batch with more rows is read separately: it would not gain from pooling, and its values would be copied
-once more.
+"""The maximum number of rows of a small batch. Batches with more rows are read one by one: they gain nothing
+from being read together, and their values would be copied once more.
 """
 
 _MAX_BYTES = 64 << 20
@@ -139,7 +142,9 @@ _MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
-    """A column of one batch: the tuples that its rows show, except for rows that are `hidden`."""
+    """A column of one batch. `chosen` has for each row the tuple with its values; rows in the mask `hidden`
+    get no value.
+    """
 
     column: Column
     spans: ColumnSpans
@@ -154,8 +159,8 @@ class Read:
 
 
 def read_together(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> list[Read] | None:
-    """Each column's texts and values, in the order of `wanted`. None if they must be read one by one: to
-    report unreadable values, or because of their size.
+    """Return the texts and values of each column, in the order of `wanted`. Returns None if the columns must
+    be read one by one: to report unreadable values, or because of their size.
     """
     found: dict[int, Read] = {}
     for places in _by_type(wanted):
@@ -172,7 +177,7 @@ def read_together(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> list[Read] | N
 
 
 def _by_type(wanted: Sequence[Wanted]) -> list[list[int]]:
-    """The indices of columns that are decoded in the same way, type by type."""
+    """Group the columns that are decoded in the same way. Returns the column indices of each group."""
     places: dict[object, list[int]] = {}
     for at, each in enumerate(wanted):
         column = each.column
@@ -183,7 +188,7 @@ def _by_type(wanted: Sequence[Wanted]) -> list[list[int]]:
 
 
 def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | None:
-    """Concatenate the texts of all columns; None if the result would be too large."""
+    """Concatenate the texts of all columns. Returns None if the result would be too large."""
     counts = [len(each.spans.spans) for each in wanted]
     bases = np.cumsum(counts) - counts
     chosen = np.concatenate([each.chosen for each in wanted]) + np.repeat(
@@ -200,7 +205,7 @@ def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | No
 
 
 def _absent(wanted: Sequence[Wanted]) -> BoolArray | None:
-    """A mask of the rows that show no text."""
+    """Return a mask of the rows that have no text; None if all rows have one."""
     if all(each.hidden is None and each.spans.kinds is None for each in wanted):
         return None
     return np.concatenate([_absent_rows(each) for each in wanted])
@@ -238,8 +243,8 @@ _CODE_OF_KIND[[INSERT, UPDATE, DELETE, TRUNCATE]] = [_INSERTED, _UPDATED, _DELET
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuples:
-    """For each column, the values in the first tuple of every change, and in the second tuple of changes that
-    have two.
+    """For each column, the values in the first tuple of every change, and those in the second tuple of
+    changes that have two.
     """
 
     first: list[ColumnSpans]
@@ -259,8 +264,8 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """For each row: its change, its kind, its ordinal, and the tuple that it shows (second tuples are counted
-    after all first ones).
+    """For each row of a batch: the index of its change, its kind, its ordinal, and the index of the tuple
+    with its values. Second tuples are numbered after all first ones.
     """
 
     changes: IntArray
@@ -275,23 +280,23 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """The input of one batch."""
+    """The data from which one batch is built."""
 
     table: TableSchema
     messages: IntArray
-    """The message of each row."""
+    """The index of each row's message."""
     rows: _Rows
     columns: list[Wanted]
     is_old: bool = False
     missing: Mapping[int, BoolArray] = field(default_factory=dict)
-    """By column index, the rows in which an identifying value was not sent."""
+    """By column index, a mask of the rows in which an identifying value was not sent."""
 
 
 def build_batches(
     frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False
 ) -> list[list[ChangeBatch]]:
-    """One batch of changes for each part. With `old_rows`, also a batch with the rows before its updates, if
-    the server sent them.
+    """Build one batch of changes for each part. With `old_rows`, also build a batch with the old rows of its
+    updates, if the server sent them.
     """
     buffer = pa.py_buffer(frames.buffer)
     planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
@@ -340,7 +345,9 @@ def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> Chang
 
 
 def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows | None]:
-    """The columns of small batches if there are several of them; None for all others."""
+    """Read the columns of all small batches together, if there are several of them. The result is None for
+    each batch that was not read.
+    """
     small = [plan for plan in plans if len(plan.rows) <= SMALL_ROWS and plan.columns]
     read = (
         read_together(buffer, [column for plan in small for column in plan.columns])
@@ -392,11 +399,13 @@ def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
 def _missing(
     table: TableSchema, rows: _Rows, wanted: Sequence[Wanted], is_whole: BoolArray, *, promises_whole: bool
 ) -> dict[int, BoolArray]:
-    """By column index, the rows whose identifying value was not sent; columns without such rows are omitted.
-    The key identifies a row; in a table without a key, the whole old row does. With `promises_whole` the
-    whole old row is required and announced. Where it is not announced, a null may be a value: the server
-    marks the old row of a partition under FULL as a key if its root has another identity. In that case only
-    the catalog has the answer (`membership.inspect_partition_identities`).
+    """Return by column index a mask of the rows whose identifying value was not sent; columns without such
+    rows are omitted. The key identifies a row; in a table without a key, the whole old row does.
+
+    `promises_whole` means that whole old rows are required and that the Relation message announces them. If
+    it does not, a null may be a value: the server marks the old row of a partition with FULL as a key if the
+    partition's root has another identity. In that case only the catalog shows whether the old row is whole
+    (`membership.inspect_partition_identities`).
     """
     is_old = rows.codes == _DELETED
     found: dict[int, BoolArray] = {}
@@ -416,7 +425,7 @@ def _missing(
 
 
 def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
-    """The first tuples of the changes `replaced`."""
+    """Plan the batch with the old rows of the updates `replaced`, which are their first tuples."""
     rows = _Rows(replaced, np.full(len(replaced), _OLD, np.uint8), part.changes.ordinals[replaced], replaced)
     wanted = [
         Wanted(column, spans, replaced, None)
@@ -428,7 +437,7 @@ def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
 def _choose(
     buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples
 ) -> tuple[list[ColumnSpans], _Rows]:
-    """The tuples to choose from, and the one that each row shows."""
+    """Plan the rows of a batch. Returns the tuples (the second ones after the first ones) and the rows."""
     codes = _CODE_OF_KIND[changes.kinds]
     each = np.arange(len(changes))
     two = np.flatnonzero(changes.has_old)
@@ -469,7 +478,7 @@ def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
 def _moved(
     buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]
 ) -> BoolArray:
-    """Which updates changed the key, compared byte by byte."""
+    """Return a mask of the updates that changed the key. Keys are compared byte by byte."""
     count = len(old[0].spans)
     moved = np.zeros(count, np.bool_)
     each = np.arange(count)
@@ -493,7 +502,7 @@ def _unchanged_rows(column: Wanted, missing: BoolArray | None) -> IntArray:
 
 
 def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
-    """The column `_unchanged`, and the number of rows in which it is set."""
+    """Return the column `_unchanged`, and the number of rows in which it is set."""
     named = ((at, _unchanged_rows(column, plan.missing.get(at))) for at, column in enumerate(plan.columns))
     rows = {at: found for at, found in named if len(found)}
     if not rows:
@@ -504,7 +513,7 @@ def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
 
 
 def _metadata(frames: Frames, timeline: Timeline, plans: Sequence[_Plan]) -> list[pa.Array]:
-    """The columns `_change_type` to `_xid`, for the rows of all batches in sequence."""
+    """Return the columns `_change_type` to `_xid`, for the rows of all batches in sequence."""
     messages = np.concatenate([plan.messages for plan in plans])
     codes = np.concatenate([plan.rows.codes for plan in plans])
     ordinals = np.concatenate([plan.rows.ordinals for plan in plans])

@@ -1,9 +1,9 @@
 """Decode all Begin and Commit messages at once: the transaction of each message, and its commit position and
 time.
 
-A transaction is sent as one run from Begin to Commit, or, while it is still open, in blocks from Stream Start
-to Stream Stop, followed by a Stream Commit or a Stream Abort outside of any block. Runs and blocks are never
-nested.
+A transaction is sent as one run from Begin to Commit. A transaction that is still open may also be sent in
+blocks from Stream Start to Stream Stop, followed by a Stream Commit or a Stream Abort outside of any block.
+Runs and blocks are never nested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from penstock.postgres.pgoutput.messages import (
 )
 
 BETWEEN, IN_TRANSACTION, IN_BLOCK = range(3)
-"""Where the log is after a message: between transactions, in a whole one, or in a block of an open one."""
+"""The states of the log after a message: between transactions, in a whole transaction, or in a block of an
+open transaction.
+"""
 
 _STEP = np.zeros(256, np.int8)
 _STEP[[BEGIN, COMMIT, STREAM_START, STREAM_STOP]] = [IN_TRANSACTION, -IN_TRANSACTION, IN_BLOCK, -IN_BLOCK]
@@ -94,19 +96,21 @@ class Timeline:
     begins: IntArray
     xids: IntArray
     commits: Commits | None
-    """None for a run inside one transaction that is still open."""
+    """The commits of the transactions; None for a run inside one transaction that is still open."""
     first_ordinal: int = 0
 
     @classmethod
     def inside(cls, transaction: OpenTransaction) -> Timeline:
-        """For messages that all belong to one transaction, which began before them and has not ended."""
+        """Return the timeline of messages that all belong to one transaction, which began before them and has
+        not ended.
+        """
         return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
 
     def place_at(self, frames: Frames, message: int) -> int:
-        """A log position at or before the positions of this message's change and all later ones. For a whole
-        transaction it is the commit, since a transaction makes its changes after the commits of the
-        transactions whose locks it waited for. For an open transaction only the positions of its changes are
-        known.
+        """Return a log position that is at or before the positions of this message's change and all later
+        ones. For a whole transaction it is the position of its commit. That is sufficient, since a
+        transaction makes its changes after the commits of the transactions whose locks it waited for. For an
+        open transaction only the LSNs of its changes are known.
         """
         if self.commits is not None:
             return int(self.commits.positions[np.searchsorted(self.begins, message, side="right") - 1])
@@ -114,7 +118,9 @@ class Timeline:
         return int(lsns[0]) if len(lsns) else 0
 
     def first_past(self, frames: Frames, place: int) -> int | None:
-        """The first message such that its change, and all later ones, have a position after `place`."""
+        """Return the index of the first message for which its change, and all later ones, have a position
+        after `place`; None if there is no such message.
+        """
         messages, places = (
             (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
         )
@@ -122,13 +128,13 @@ class Timeline:
         return int(messages[at]) if at < len(messages) else None
 
     def of(self, messages: IntArray) -> IntArray:
-        """The transaction of each message."""
+        """Return the index of each message's transaction."""
         return np.searchsorted(self.begins, messages, side="right") - 1
 
 
 def _change_lsns(frames: Frames) -> tuple[IntArray, IntArray]:
-    """The changes and their LSNs, which ascend within a transaction. The server sends no LSN with the
-    messages that it adds before them.
+    """Return the indices of the changes, and their LSNs, which ascend within a transaction. The server sends
+    no LSN with other messages, such as the Relation message before a change.
     """
     changes = np.flatnonzero(_CHANGES[frames.kinds])
     return changes, frames.i64(frames.starts[changes] + 1)
@@ -140,8 +146,8 @@ def check_order(frames: Frames, place: int) -> ByteArray:
     """
     steps = _STEP[frames.kinds]
     after = (np.cumsum(steps, dtype=np.int64) + place).astype(np.uint8)
-    # Only the first invalid message is reported; states after it are undefined, and a shift that is too wide
-    # gives 0.
+    # Only the first invalid message is reported, since the states after it are undefined. A shift that is too
+    # wide gives 0.
     before = after - steps.view(np.uint8)
     right = (_MAY_FOLLOW[frames.kinds] >> before) & 1
     frames.require(
@@ -151,7 +157,7 @@ def check_order(frames: Frames, place: int) -> ByteArray:
 
 
 def decode_begins(frames: Frames) -> tuple[IntArray, IntArray]:
-    """The indices of the Begin messages, and their xids."""
+    """Return the indices of the Begin messages, and their xids."""
     begins = frames.where(BEGIN)
     starts = frames.starts[begins]
     frames.require(frames.ends[begins] - starts == _BEGIN_BYTES, begins, "has the wrong length")
@@ -164,7 +170,8 @@ def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commit
     fields = frames.starts[commits] + frames.fields_at
     frames.require(frames.ends[commits] - fields == _COMMIT_BYTES, commits, "has the wrong length")
     positions = frames.i64(fields + 9)
-    # Compared, not subtracted: a damaged position may be so far off that the difference overflows.
+    # The positions are compared, not subtracted: a damaged position may be so large that the difference
+    # overflows.
     frames.require(
         positions > np.concatenate([[last.value], positions[:-1]]),
         commits,
@@ -178,7 +185,9 @@ def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commit
 
 
 def decode_stream_commit(frames: Frames, index: int, last: Position) -> tuple[int, Commits]:
-    """The xid of the transaction, and its commit: the fields of a Commit, after the xid."""
+    """Return the xid of the transaction, and its commit. The message has the xid, then the fields of a
+    Commit.
+    """
     message = frames[index : index + 1].in_block()
     commits = decode_commits(message, last, STREAM_COMMIT)
     return int(message.xids(np.array([0]))[0]), commits

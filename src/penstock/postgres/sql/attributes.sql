@@ -1,7 +1,8 @@
 -- Column facts beyond the schema: column numbers, and default values for rows that are older than a column.
 
 -- name: widths
--- From the catalog alone, without waiting for locks. The rows of a partitioned table are in its partitions.
+-- The statement reads only the catalog, and waits for no locks. The rows of a partitioned table are in its
+-- partitions.
 WITH RECURSIVE parts (root, oid) AS (
     SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
     UNION ALL
@@ -16,8 +17,9 @@ JOIN pg_catalog.pg_class c ON c.oid = p.oid
 GROUP BY r.oid, r.relnatts
 
 -- name: missing
--- The default value for rows that are older than a column, by all heaps of the table. The array that stores
--- it has one element, which is quoted if necessary; but not because of a comma, if that is not its delimiter.
+-- The default values for rows that are older than a column, from all heaps of the table. The catalog stores
+-- the value in an array with one element. The text of the array quotes the element if necessary, but does not
+-- quote a comma if the delimiter of the type is another character. Such values are returned as null.
 WITH RECURSIVE parts (oid) AS (
     SELECT %(oid)s::oid
     UNION ALL
@@ -39,7 +41,7 @@ HAVING bool_or(a.atthasmissing)
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY
 
 -- name: open_transactions
--- Transactions that are invisible to a current snapshot, though the log may already show that they have
--- committed.
+-- Transactions that are invisible to the current snapshot, although the log may already contain their
+-- commits.
 SELECT pg_catalog.pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_catalog.pg_snapshot_xip(s) x)
 FROM pg_catalog.pg_current_snapshot() s

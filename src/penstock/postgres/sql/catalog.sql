@@ -14,10 +14,11 @@ WHERE c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname
 
 -- name: columns
--- The columns that the publication lists, since Postgres 15, if it contains the table; version 15 also lists
--- generated ones, which it does not publish. Otherwise all but the generated ones: they are in the stream
--- only if they are stored and the publication says so, which is possible since Postgres 18. A publication
--- that does not exist yet will publish stored ones, since Penstock creates it.
+-- If the publication has a column list for the table (since Postgres 15), these are the columns of the list.
+-- In Postgres 15, a list may contain generated columns, which are not published. Without a list, these are
+-- all columns that are not generated. Since Postgres 18, stored generated columns are in the stream too if
+-- the publication says so. A publication that does not exist yet will publish them, since Penstock creates
+-- it.
 WITH generated AS MATERIALIZED (
   SELECT COALESCE(
     (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text),
@@ -189,7 +190,8 @@ WHERE c.oid = %(oid)s
 GROUP BY c.oid
 
 -- name: row_filter
--- Since Postgres 15. It refers to the columns of the root, which are those of its partitions too.
+-- Row filters exist since Postgres 15. A filter refers to the columns of the root; partitions have the same
+-- columns.
 WITH candidate (oid) AS (
   SELECT %(oid)s::oid
 ), published AS MATERIALIZED (
@@ -220,7 +222,7 @@ FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: sizes
--- From the catalog alone: reading the size of a file waits for exclusive locks.
+-- The sizes are from the catalog: reading the size of a file would wait for exclusive locks.
 WITH RECURSIVE parts (root, oid) AS (
     SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
     UNION ALL
@@ -234,8 +236,8 @@ JOIN pg_catalog.pg_class c ON c.oid = p.oid
 GROUP BY p.root
 
 -- name: fingerprint
--- Everything that the rows of a table, or the published part of them, depend on. From the catalog alone,
--- without waiting for locks.
+-- Everything that the rows of a table, or the published part of them, depend on. The statement reads only the
+-- catalog, and waits for no locks.
 WITH RECURSIVE parts (oid) AS (
     SELECT %(oid)s::oid
     UNION ALL
@@ -277,8 +279,8 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: name_bytes
--- In a SQL_ASCII database: names that are not plain ASCII, as bytes, of tables, their partitions and their
--- columns. By table, or its root.
+-- In a SQL_ASCII database: the names of tables, partitions and columns that are not plain ASCII, as bytes.
+-- The OID is that of the table; for a partition, of its root.
 SELECT r.oid, pg_catalog.convert_to(rn.nspname::text, 'SQL_ASCII'), pg_catalog.convert_to(r.relname::text, 'SQL_ASCII'),
        pg_catalog.convert_to(pg_catalog.concat(n.nspname, '.', c.relname), 'SQL_ASCII'),
        ARRAY(SELECT pg_catalog.convert_to(a.attname::text, 'SQL_ASCII') FROM pg_catalog.pg_attribute a

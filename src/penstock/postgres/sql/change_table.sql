@@ -61,7 +61,7 @@ CREATE TABLE {schema}.resume (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     "position" bigint NOT NULL
 ) WITH (fillfactor = 10);
--- Open transactions do not count as returned.
+-- Transactions that are open now count as not ordered yet.
 INSERT INTO {schema}.horizon (snapshot, "position", system_identifier, timeline, inherited)
 SELECT pg_catalog.format('%1$s:%1$s:', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()))::pg_catalog.pg_snapshot,
     pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
@@ -89,7 +89,7 @@ DECLARE
   own_altered int2[];
 BEGIN
   IF own_root <> TG_RELID THEN
-    -- Qualified, since only pg_catalog is in the search path.
+    -- The name is qualified, since only pg_catalog is in the search path.
     own_space := (pg_catalog.parse_ident(own_root::regclass::text))[1];
     own_name := (pg_catalog.parse_ident(own_root::regclass::text))[2];
   END IF;
@@ -138,10 +138,10 @@ BEGIN
       WHERE pg_catalog.has_column_privilege(TG_RELID, n::int2, 'SELECT') IS NOT NULL ORDER BY n
     );
   END IF;
-  -- Without a cast, which the owner of the table could have defined: it would run with the rights of this function's owner.
-  -- A new row with an xmax is locked, or was changed again by a trigger of the application that fired before this one. In that case the
-  -- change that found the row at `new_at` is the later one, although it was recorded first. `node` is recorded because ctids identify rows
-  -- within one file only: a table that is truncated or rewritten gets a new file.
+  -- The rows are written without a cast to text. The owner of the table could have defined the cast, and it would run with the rights of
+  -- this function's owner. A new row with an xmax is locked, or was changed again by a trigger of the application that fired before this
+  -- one. If it was changed again, that change has this row's `new_at` as its `old_at`, and is the later one, although it was recorded
+  -- first. `node` is recorded because ctids identify rows within one file only: a table that is truncated or rewritten gets a new file.
   INSERT INTO {schema}.changes (xid, root, shape, op, node, old_at, new_at, old, new, altered)
   VALUES (
     pg_catalog.pg_current_xact_id(), own_root, own_shape, pg_catalog.left(TG_OP, 1)::"char", pg_catalog.pg_relation_filenode(TG_RELID),
@@ -162,9 +162,9 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.note() TO {role}
 
 -- name: attach
--- The triggers fire in every session, also in one that applies changes of another server; and before all
--- other triggers, whose changes are consequences of this one. The second statement also makes them fire for
--- future partitions.
+-- The triggers fire in every session, also in one that applies changes of another server. They fire before
+-- all other triggers, whose changes are consequences of the recorded change. The last statement has the same
+-- effect for future partitions.
 DROP TRIGGER IF EXISTS {rows} ON {table};
 DROP TRIGGER IF EXISTS {truncates} ON {table};
 CREATE TRIGGER {rows} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note();
@@ -184,7 +184,8 @@ DROP TRIGGER IF EXISTS {rows} ON {table};
 DROP TRIGGER IF EXISTS {truncates} ON {table}
 
 -- name: tables_with_triggers
--- All tables with triggers of the capture; those of partitions are removed with their root's.
+-- All tables with triggers of the capture. Partitions are omitted: their triggers are removed with those of
+-- the root.
 SELECT DISTINCT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_trigger t
 JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid AND f.proname = 'note'
@@ -209,9 +210,9 @@ FROM pg_catalog.pg_namespace n
 WHERE n.nspname = %(schema)s
 
 -- name: relations
--- The requested tables, each with what decides whether its changes are recorded, or could be. Row triggers
--- are copied to partitions. Here and in `memberships`, partitions are found in pg_inherits: pg_partition_tree
--- would wait for locks on them.
+-- The requested tables, each with the facts that decide whether its changes are recorded, or can be recorded.
+-- Row triggers are copied to partitions. Here and in `memberships`, partitions are found in pg_inherits:
+-- pg_partition_tree would wait for locks on them.
 SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
   CASE WHEN c.relispartition THEN root_space.nspname END, CASE WHEN c.relispartition THEN root.relname END,
   (
@@ -247,8 +248,8 @@ CROSS JOIN LATERAL (
 ORDER BY r.nspname, r.relname
 
 -- name: memberships
--- Which catalog entries gave each table its triggers, or changed them last, and after a `|` the same of its
--- partitions. After an interruption, a table has other triggers, or the same with another xmin.
+-- The catalog entries of the triggers of each table (OID and xmin) and, after a `|`, those of its partitions.
+-- After an interruption, a table has other triggers, or the same triggers with another xmin.
 SELECT r.nspname, r.relname, c.oid, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname) || coalesce((
   SELECT '|' || pg_catalog.string_agg(p.oid::text || '/' || p.xmin::text, ',' ORDER BY p.oid)
   FROM (
@@ -288,7 +289,8 @@ SELECT h."position", r."position", h.system_identifier, (SELECT s.system_identif
 FROM {schema}.horizon h, {schema}.resume r
 
 -- name: accept
--- The server was promoted, and no position was returned that it does not have. The ordered position is kept.
+-- Executed after a promotion, if the server has every position that was ever returned. The ordered position
+-- is kept.
 UPDATE {schema}.horizon h SET timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), inherited = h."position"
 WHERE h.timeline <> pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
 
@@ -301,12 +303,13 @@ SELECT EXISTS (SELECT 1 FROM {schema}.changes c, {schema}.horizon h WHERE c.xid 
   )
 
 -- name: order_commits
--- Order what has committed since the horizon, and move the horizon, in one statement and so in one snapshot.
--- A transaction that saw or overwrote what another did has its last change after all of the other's, and is
--- in the same snapshot or a later one. So this is a possible commit order. Each transaction gets a position
--- after all assigned ones, and after the current WAL position: storing the order advances the WAL past the
--- assigned positions. On a promoted server nothing is done until it is accepted: only the ordered position
--- tells whether changes were lost.
+-- Order the transactions that have committed since the horizon, and move the horizon, in one statement and so
+-- in one snapshot. They are ordered by their last change. If a transaction saw or overwrote changes of
+-- another one, its last change is after all changes of the other, and it is in the same snapshot or a later
+-- one. So this is a possible commit order. Each transaction gets a position after all assigned ones, and
+-- after the current WAL position; storing the order advances the WAL past the assigned positions. On a
+-- promoted server nothing is done until it is accepted: only the ordered position shows whether changes were
+-- lost.
 WITH before AS MATERIALIZED (
   SELECT h.snapshot, greatest(h."position", pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint) AS base
   FROM {schema}.horizon h WHERE h.timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
@@ -334,8 +337,8 @@ SELECT "position", xid::text::bigint, first, last, changes, bytes, at
 FROM {schema}.commits WHERE "position" > %(after)s ORDER BY "position" LIMIT %(limit)s
 
 -- name: end_of_part
--- The end of a part of a long transaction: the last number of the changes that fit, or the first number if
--- that change does not fit.
+-- The end of a part of a long transaction: the number of the last change that fits, or that of the first
+-- change if even this one does not fit.
 SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM (
   SELECT c.seq, sum(coalesce(pg_catalog.octet_length(c.old), 0) + coalesce(pg_catalog.octet_length(c.new), 0) + 64) OVER (ORDER BY c.seq) AS total
   FROM (
@@ -384,8 +387,9 @@ SELECT coalesce(
 UPDATE {schema}.resume SET "position" = greatest("position", %(position)s)
 
 -- name: confirmed_commits
--- The oldest confirmed transactions, up to about this number of changes. Those up to `after` have been
--- deleted and are skipped: deleted rows slow down the scan while an old snapshot could still show them.
+-- The oldest confirmed transactions, with at most about `limit` changes. Transactions up to `after` have been
+-- deleted. The scan must not begin with them: deleted rows slow it down while an old snapshot could still
+-- show them.
 SELECT w."position", w.xid FROM (
   SELECT o."position", o.xid::text AS xid, sum(o.changes) OVER (ORDER BY o."position") - o.changes AS before
   FROM (

@@ -1,5 +1,5 @@
--- Leases: the only session that reads or writes something. A row of a table that Penstock owns names the
--- session.
+-- Leases: ownership by one session, for example of a change table. A row in a table that Penstock owns names
+-- the session.
 
 -- name: create
 CREATE TABLE IF NOT EXISTS {schema}.leases (
@@ -17,8 +17,8 @@ LOCK TABLE {schema}.leases IN SHARE UPDATE EXCLUSIVE MODE
 SELECT pg_catalog.pg_stat_clear_snapshot()
 
 -- name: take
--- No row: another session holds the lease. A session whose start time this role may not see counts as the
--- holder.
+-- Returns no row if another session holds the lease. A session whose start time this role may not see counts
+-- as the holder.
 INSERT INTO {schema}.leases AS l (name, pid, role, started)
 SELECT %(name)s, a.pid, a.usesysid, a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 ON CONFLICT (name) DO UPDATE SET pid = excluded.pid, role = excluded.role, started = excluded.started

@@ -1,11 +1,11 @@
--- Partitions that contain rows: their filenodes, and since when.
+-- Partitions that contain rows: their filenodes, and the transactions that set them.
 
 -- name: leaves
--- By table: the filenode of each leaf, the transaction that set it, and whether the leaf was attached as an
--- existing table with rows. If it was created as a partition, its pg_inherits row is from the transaction
--- that created it, which also wrote the pg_attribute rows of its system columns; these are never updated. If
--- a table is created, filled and attached in one transaction, attaching rewrites the pg_attribute rows of all
--- its columns. The last column is from the same snapshot.
+-- For each leaf of a table: its filenode, the transaction that set the filenode, and whether the leaf was
+-- attached as an existing table with rows. If it was created as a partition, its pg_inherits row is from the
+-- transaction that created it. That transaction also wrote the pg_attribute rows of its system columns, which
+-- are never updated. If a table is created, filled and attached in one transaction, attaching rewrites the
+-- pg_attribute rows of all its columns. The last column is the xmin of the same snapshot.
 WITH RECURSIVE parts (root, oid, is_attached) AS (
     SELECT c.oid, c.oid, false FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
     UNION ALL

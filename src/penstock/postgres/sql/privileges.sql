@@ -56,7 +56,7 @@ SELECT pg_catalog.current_setting('server_version'),
        (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'idle_replication_slot_timeout')
 
 -- name: foreign_owners
--- If this role is a superuser: the owners of some tables, partitions included, who are not.
+-- If this role is a superuser: the owners of some tables and of their partitions who are not superusers.
 WITH RECURSIVE parts (root, oid) AS (
     SELECT t.oid, t.oid FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
     UNION ALL

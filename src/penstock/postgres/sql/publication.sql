@@ -8,10 +8,11 @@ FROM pg_catalog.pg_publication p
 WHERE p.pubname = %(publication)s
 
 -- name: relations
--- The requested tables, each with what decides whether the publication contains it, could contain it, and may
--- be extended by this role. A partitioned table is published under its own name, or leaf by leaf. UPDATE
--- fails on a leaf without identity, whatever its root has; without leaves, the root determines the identity
--- of the first one. From the catalog alone, without waiting for locks.
+-- The requested tables, each with the facts that decide whether the publication contains it, whether it could
+-- contain it, and whether this role may add it. A partitioned table is published under its own name, or leaf
+-- by leaf. UPDATE fails on a leaf without replica identity, whatever the identity of its root. If there are
+-- no leaves, the identity of the root is returned. The statement reads only the catalog, and waits for no
+-- locks.
 WITH RECURSIVE part (root, oid, kind) AS (
   SELECT c.oid, c.oid, c.relkind
   FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
@@ -31,7 +32,8 @@ WITH RECURSIVE part (root, oid, kind) AS (
 ), published AS MATERIALIZED (
   -- include: published
 ), generated AS MATERIALIZED (
-  -- From 18 on UPDATE also fails where the identity has a generated column that is not published. Virtual ones never are.
+  -- Since Postgres 18, UPDATE also fails if the replica identity has a generated column that is not published. Virtual columns are never
+  -- published.
   SELECT pg_catalog.current_setting('server_version_num')::int >= 180000 AS counts,
          COALESCE((SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s), 's') AS published
 )
@@ -101,7 +103,8 @@ LEFT JOIN LATERAL (
 ORDER BY r.nspname, r.relname
 
 -- name: listings
--- For tables with a column list: its columns, with those of the key, and the row filter. Needs Postgres 15.
+-- For tables with a column list: the columns of the list and of the key, and the row filter. Needs Postgres
+-- 15.
 SELECT pr.prrelid,
        ARRAY(
          SELECT a.attname::text
@@ -128,8 +131,8 @@ JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE s.pnpubid = %(publication)s::oid
 
 -- name: publishers
--- Among the owners of some tables and of the publication: those who may add all of these tables, or create it
--- with them.
+-- One of the owners of some tables and of the publication: a role that may add all of these tables to the
+-- publication, or create it with them.
 WITH publication AS (SELECT p.pubowner FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
 SELECT r.rolname::text
 FROM pg_catalog.pg_roles r
@@ -149,11 +152,11 @@ LIMIT 1
 
 -- name: partition_identities
 -- Partitions whose old keys lack columns that the stream announces for their root. A Relation message flags
--- the key of the root, and each heap logs old keys by its own identity; neither ALTER TABLE … REPLICA
--- IDENTITY nor creating a partition propagates it. A heap that logs whole rows has every key; one without any
--- identity fails at UPDATE and DELETE. With `whole`, old rows are requested: if the root or a heap has FULL,
--- all of them need it. A publication without updates and deletes sends no old keys. From the catalog alone,
--- without waiting for locks.
+-- the key of the root, but each heap logs old keys by its own replica identity. Neither ALTER TABLE … REPLICA
+-- IDENTITY nor the creation of a partition propagates the identity. A heap that logs whole rows logs every
+-- key. On a heap without any identity, UPDATE and DELETE fail. With `whole`, old rows are requested: if the
+-- root or a heap has FULL, all of them need it. A publication without updates and deletes sends no old keys.
+-- The statement reads only the catalog, and waits for no locks.
 WITH RECURSIVE root (oid, schema, name, identity) AS MATERIALIZED (
     SELECT c.oid, n.nspname, c.relname, c.relreplident
     FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
@@ -174,7 +177,7 @@ WITH RECURSIVE root (oid, schema, name, identity) AS MATERIALIZED (
     JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind = 'r'
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 ), key AS MATERIALIZED (
-    -- Of roots and leaves: the columns that old keys hold, or of a root under FULL those of the primary key, which the stream is keyed by.
+    -- For roots and leaves: the columns of old keys. For a root with FULL: those of the primary key, which is its key in the stream.
     SELECT i.indrelid, i.indexrelid, ARRAY(
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
@@ -200,7 +203,8 @@ WHERE l.relreplident <> 'f'
   AND (rk.columns IS NULL OR NOT lk.columns @> rk.columns
     OR %(whole)s AND (r.identity = 'f' OR EXISTS (SELECT 1 FROM leaf other WHERE other.root = r.oid AND other.relreplident = 'f')))
 UNION ALL
--- The root itself: by its identity the server marks an old row as whole or as a key, whatever its heap logs.
+-- The root itself: the server marks an old row as whole or as a key by the identity of the root, whatever the
+-- heap of the row logs.
 SELECT r.schema, r.name, r.identity::text, r.schema, r.name, COALESCE(rk.columns, '{}'), COALESCE(rk.columns, '{}'), NULL
 FROM root r
 LEFT JOIN key rk ON rk.indrelid = r.oid

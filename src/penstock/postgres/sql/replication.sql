@@ -39,7 +39,7 @@ FROM (SELECT 1) always
 LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = %(slot)s
 
 -- name: open_transactions
--- Only transactions with an id hold a slot back. In all databases, since they share the WAL.
+-- Only transactions with an id hold a slot back. All databases are included, since they share the WAL.
 SELECT a.pid, a.application_name, a.datname::text, a.state, extract(epoch FROM pg_catalog.now() - a.xact_start)::float8 AS age
 FROM pg_catalog.pg_stat_activity a
 WHERE a.backend_xid IS NOT NULL AND a.xact_start <= pg_catalog.now() - pg_catalog.make_interval(secs => %(long_seconds)s)
@@ -63,7 +63,8 @@ WHERE 0 = ANY (pg_catalog.pg_blocking_pids(%(pid)s))
 ORDER BY age DESC NULLS LAST
 
 -- name: nudge
--- Non-transactional, so that it is in the WAL at once; no reader requests messages with this prefix.
+-- The message is not transactional, so that it is in the WAL at once. No reader requests messages with this
+-- prefix.
 SELECT pg_catalog.pg_logical_emit_message(false, 'penstock.nudge', '')
 
 -- name: drop_slot

@@ -1,10 +1,11 @@
 -- A Postgres target: Penstock's state in the schema `penstock`, and statements on the target tables.
 
 -- name: prepare
--- One row for each table: its pipeline, its source, and its position. A null position: there is no valid
--- copy. `staging` names the staging table of an unfinished snapshot, or of the last one until the first epoch
--- after it. `relation` is the OID of the table itself: 0 if there was none yet, null if an earlier version
--- did not record it. `copy` is the `staging` of the current rows' copy, and stays.
+-- One row for each table: its pipeline, its source, and its position. The position is null if there is no
+-- valid copy. `staging` names the staging table of an unfinished snapshot; after a snapshot it stays set
+-- until the first epoch. `relation` is the OID of the table itself: 0 if there was none yet, null if an
+-- earlier version did not record it. `copy` is the value that `staging` had for the copy of the current rows,
+-- and stays set.
 CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS penstock.applied (
     "schema" text NOT NULL,
@@ -61,8 +62,8 @@ SELECT EXISTS (
 SELECT pg_catalog.current_database(), CURRENT_USER, pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')
 
 -- name: load
--- The state of a table, also if nothing is recorded, or the table does not exist. What an earlier version did
--- not record is null.
+-- The state of a table, even if nothing is recorded or the table does not exist. Values that an earlier
+-- version did not record are null.
 SELECT a.pipeline, a.source_schema, a.source_table, a.source_oid, a."columns", a."key", a.mode, a."position"::text, a.staging,
     pg_catalog.to_jsonb(a) ->> 'origin', pg_catalog.to_jsonb(a) ->> 'copy',
     coalesce(pg_catalog.to_jsonb(a) ->> 'relation' <> c.oid::pg_catalog.regclass::text, false), c.oid IS NOT NULL
@@ -78,8 +79,8 @@ SELECT EXISTS (
 )
 
 -- name: lock
--- Waits for other writers of this table, and makes them wait. No row: there is no such table of this
--- pipeline.
+-- Waits for other writers of this table, and makes them wait. Returns no row if this pipeline has no such
+-- table.
 SELECT a."position"::text FROM penstock.applied a
 WHERE a."schema" = %(schema)s AND a."table" = %(table)s AND a.pipeline = %(pipeline)s AND NOT EXISTS (
     SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -131,7 +132,8 @@ DELETE FROM penstock.applied WHERE "schema" = %(schema)s AND "table" = %(table)s
 SELECT "table" FROM penstock.applied WHERE pipeline = %(pipeline)s AND "schema" = %(schema)s ORDER BY "table"
 
 -- name: claim_chunk
--- Another attempt at the same chunk waits here for the end of this one. No row: the chunk is loaded already.
+-- Another attempt at the same chunk waits here for the end of this one. Returns no row if the chunk is loaded
+-- already.
 INSERT INTO penstock.chunks (staging, number, fence, "rows") VALUES (%(staging)s, %(number)s, %(fence)s::pg_catalog.pg_lsn, 0)
 ON CONFLICT (staging, number) DO NOTHING
 RETURNING number
@@ -149,7 +151,8 @@ SELECT number, "rows" FROM penstock.chunks WHERE staging = %(staging)s
 DELETE FROM penstock.chunks WHERE staging = %(staging)s
 
 -- name: column_types
--- In this server's format; text for a type that it does not have. An OID of 0 means text.
+-- The names of types in this server's format. An OID of 0 means text, which also replaces a type that this
+-- server does not have.
 SELECT coalesce(pg_catalog.format_type(t.oid, w.modifier), 'text')
 FROM unnest(%(oids)s::oid[], %(modifiers)s::int[]) WITH ORDINALITY AS w (oid, modifier, place)
 LEFT JOIN pg_catalog.pg_type t ON t.oid = w.oid AND t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace
@@ -183,8 +186,8 @@ CREATE TEMPORARY TABLE {keys} ON COMMIT DROP AS SELECT {columns} FROM {table} WI
 DELETE FROM {table} AS t USING {keys} AS k WHERE {match}
 
 -- name: delete_rows
--- Among equal rows, as many as {count} says. Rows are equal if all their values are written alike, since not
--- every type has an equality operator.
+-- For each row in the table of keys, deletes as many equal rows as its count says. Rows are equal if all
+-- their values have the same text, since not every type has an equality operator.
 DELETE FROM {table} WHERE ctid = ANY (ARRAY(
     SELECT f.place FROM (
         SELECT t.ctid AS place, k.{count} AS wanted, pg_catalog.row_number() OVER (PARTITION BY k.ctid) AS number
@@ -193,7 +196,7 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
 ))
 
 -- name: delete_other_rows
--- Rows whose values are not all written alike, under the same key.
+-- Deletes each row that has no counterpart: a row with the same key and the same text of all values.
 DELETE FROM {table} AS t WHERE NOT EXISTS (
     SELECT 1 FROM {filled} AS f WHERE {match} AND ROW({columns_t})::text = ROW({columns_f})::text
 )

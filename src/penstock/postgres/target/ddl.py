@@ -40,7 +40,7 @@ class Alteration:
 
     renamed: Mapping[str, str]
     retyped: Sequence[TargetColumn]
-    """By the new names."""
+    """The columns with a new type, under their new names."""
     added: Sequence[TargetColumn]
     fills: Sequence[str | None]
     """The value of existing rows in each of the `added` columns."""
@@ -55,9 +55,9 @@ def table_name(place: TableName) -> sql.Identifier:
 
 
 def probe_target(address: SourceAddress) -> None:
-    """Try the DDL that every run needs, and roll it back: the schema `penstock`, a table in it, a table for
-    the keys of an epoch. Schemas for target tables are tried only before the first run, since later runs may
-    not need to create any.
+    """Try the DDL that every run needs, and roll it back: create the schema `penstock`, a table in it, and a
+    table for the keys of an epoch. The creation of a schema for target tables is tried only before the first
+    run, since later runs may not need it.
     """
     token = secrets.token_hex(8)
     with (
@@ -94,7 +94,7 @@ def _has_schema(connection: Connection, schema: str) -> bool:
 
 
 def create_table(connection: Connection, place: TableName, columns: Sequence[TargetColumn]) -> None:
-    """Without a primary key, since loaded rows may contain duplicates."""
+    """Create a table without a primary key, since loaded rows may contain duplicates."""
     types = column_types(connection, columns)
     listed = [_definition(column.name, type_name) for column, type_name in zip(columns, types, strict=True)]
     connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table_name(place), sql.SQL(", ").join(listed)))
@@ -151,7 +151,10 @@ def empty_table(connection: Connection, place: TableName) -> None:
 
 
 def replace_table(connection: Connection, filled: TableName, place: TableName, key: Sequence[str]) -> None:
-    """Replace the table at `place` by `filled`, which is dropped."""
+    """Replace the table at `place` by `filled`. If both have the same columns and key, the rows at `place`
+    are made equal to those of `filled`, and `filled` is dropped. Otherwise the table at `place` is dropped,
+    and `filled` gets its name.
+    """
     columns = _columns(connection, filled)
     check_target_table(connection, place)
     if _columns(connection, place) == columns and set(_primary_key(connection, place)[0]) == set(key):
@@ -177,7 +180,9 @@ def replace_table(connection: Connection, filled: TableName, place: TableName, k
 def difference(
     connection: Connection, place: TableName, columns: Sequence[TargetColumn], key: Sequence[str]
 ) -> str | None:
-    """Why the table at `place` cannot be kept with these columns and this primary key; None if it can."""
+    """Return the reason why the table at `place` cannot be kept with these columns and this primary key; None
+    if it can.
+    """
     wanted = dict(zip((column.name for column in columns), column_types(connection, columns), strict=True))
     found = _columns(connection, place)
     for name in [*found, *wanted]:
@@ -197,8 +202,8 @@ def difference(
 def _make_equal(
     connection: Connection, place: TableName, filled: TableName, names: Sequence[str], key: Sequence[str]
 ) -> None:
-    """Delete the rows that `filled` does not contain, and insert the missing ones; in a table without a key,
-    all of them.
+    """Delete the rows that `filled` does not contain, and insert the missing ones. In a table without a key,
+    all rows are deleted and inserted.
     """
     parts: dict[str, sql.Composable] = {
         "table": table_name(place),
@@ -218,13 +223,17 @@ def _make_equal(
 
 
 def _columns(connection: Connection, place: TableName) -> dict[str, str]:
-    """The types of the columns by name, as the server writes them. Their order is irrelevant."""
+    """Return the types of the columns by name, as the server writes them. The order of the columns does not
+    matter.
+    """
     rows: Any = connection.execute(query("target", "columns"), {"schema": place.schema, "table": place.name})
     return dict(rows.fetchall())
 
 
 def _primary_key(connection: Connection, place: TableName) -> tuple[list[str], str | None]:
-    """Its columns, and the name of its index."""
+    """Return the columns of the primary key, and the name of its index; an empty list and None if there is no
+    primary key.
+    """
     row: Any = connection.execute(
         query("target", "primary_key"), {"schema": place.schema, "table": place.name}
     ).fetchone()
@@ -232,7 +241,7 @@ def _primary_key(connection: Connection, place: TableName) -> tuple[list[str], s
 
 
 def _name_key(connection: Connection, place: TableName) -> None:
-    """Give the key Postgres' default name, if that is free."""
+    """Rename the index of the primary key to Postgres' default name, if that name is free."""
     name = f"{_cut(place.name, _LONGEST_NAME_BYTES - len('_pkey'))}_pkey"
     _, index = _primary_key(connection, place)
     if index is not None and not is_there(connection, TableName(place.schema, name)):
@@ -254,7 +263,9 @@ def _literal(type_name: str) -> sql.SQL:
 
 
 def lacking_privileges(connection: Connection, places: Collection[TableName]) -> list[PrivilegeError]:
-    """Everything that prevents a run from creating and altering the tables at `places`."""
+    """Return one error for each missing privilege that prevents a run from creating and altering the tables
+    at `places`.
+    """
     ordered = sorted(places)
     arguments = {
         "schemas": sorted({OWN_SCHEMA, *(place.schema for place in ordered)}),

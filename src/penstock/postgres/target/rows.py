@@ -28,7 +28,7 @@ Blocks = Iterable[Sequence[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """A chunk of a snapshot: its staging table, with its columns, and its number."""
+    """A chunk of a snapshot: the token and the columns of its staging table, and the number of the chunk."""
 
     token: str
     names: tuple[str, ...]
@@ -38,9 +38,9 @@ class ChunkPlace:
 def load_chunk(
     address: SourceAddress, chunk: ChunkPlace, fence: Position, blocks: Blocks
 ) -> tuple[int, Position]:
-    """Load one chunk of a snapshot in a transaction, with a record of it. Returns its number of rows and the
-    fence that they were read under. If there are several attempts, the first that completes counts: if an
-    attempt has completed, `blocks` are not read.
+    """Load one chunk of a snapshot, and record it in the same transaction. Returns the number of rows, and
+    the fence under which they were read. If there are several attempts, the first that completes counts: if
+    an earlier attempt has completed, `blocks` are not read.
     """
     place = staging_table(chunk.token)
     with target_transaction(address, f"loading {place}") as connection:
@@ -72,7 +72,7 @@ def has_deferred_checks(connection: Connection, place: TableName) -> bool:
 def try_writing(connection: Connection, write: Callable[[], object]) -> str | None:
     """Run a write atomically.
 
-    Returns the server's error, also of deferred constraints; None if it succeeded.
+    Returns the server's error, including that of a deferred constraint, or None if the write succeeded.
     """
     try:
         with connection.transaction():
@@ -120,7 +120,7 @@ def delete_counted(connection: Connection, place: TableName, names: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Rows to look up: the columns of the values, and the columns to return."""
+    """A lookup of rows: the columns to return, the key columns, and values that other columns must have."""
 
     names: Sequence[str]
     key: Sequence[str]
@@ -130,7 +130,9 @@ class Wanted:
 def find_rows(
     connection: Connection, place: TableName, wanted: Wanted, blocks: Blocks | None
 ) -> Iterable[list[pa.StringArray]]:
-    """The rows with the keys in `blocks`, or all (None). Read them to the end before using the connection."""
+    """Yield the rows whose keys are in `blocks`, or all rows if it is None. The caller must read all of them
+    before it uses the connection again.
+    """
     conditions = [
         sql.SQL("{} = {}").format(_column("t", name), sql.Literal(value))
         for name, value in wanted.values.items()
@@ -161,8 +163,8 @@ def count_blocks(connection: Connection, place: TableName) -> int:
 def read_blocks(
     connection: Connection, place: TableName, names: Sequence[str], blocks: tuple[int, int | None]
 ) -> tuple[Position | None, Iterable[list[pa.StringArray]]]:
-    """The position of the table, and its rows in a range of heap blocks. The connection cannot be used
-    afterwards.
+    """Return the position of the table, and its rows in a range of heap blocks. The connection cannot be used
+    for anything else afterwards.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     record, _ = load_record(connection, place)
@@ -176,14 +178,14 @@ def read_blocks(
 
 
 def _unused_name(names: Sequence[str]) -> str:
-    """A column name that is not among these."""
+    """Return a column name that is not among these."""
     return next(name for name in (f"count_{number}" for number in itertools.count()) if name not in names)
 
 
 def _load_keys(connection: Connection, place: TableName, key: Sequence[str], blocks: Blocks) -> None:
     _create_keys(connection, place, key)
     load_rows(connection, _KEYS, key, blocks)
-    # The planner does not know the size of a new table.
+    # Without ANALYZE, the planner does not know the size of a new table.
     connection.execute(sql.SQL("ANALYZE {}").format(_KEYS))
 
 

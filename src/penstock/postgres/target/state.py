@@ -1,7 +1,7 @@
-"""State of a Postgres target: `penstock.applied`, `penstock.chunks`, the run lock, and error translation.
-`penstock.applied` contains the applied position of each table, and is updated in the transaction that writes
-the rows. Error messages never contain row values: the server's message is quoted only if it can contain only
-names and settings (`connection.safe_message`).
+"""State of a Postgres target: `penstock.applied`, `penstock.chunks`, the lock of a run, and error
+translation. `penstock.applied` contains the applied position of each table, and is updated in the transaction
+that writes the rows. Error messages never contain row values: the server's message is quoted only if it can
+contain only names and settings (`connection.safe_message`).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from penstock.schema import TableName
 _PASSING = frozenset({"25", "40"})  # a cancelled transaction, or a serialization conflict
 OF_VALUES = frozenset({"22", "23"})
 
-# The detail lists the dependent objects.
+# SQLSTATEs of errors whose detail lists the dependent objects.
 _WITH_DETAIL = frozenset({"2BP01", "0A000"})
 
 
 @contextmanager
 def target_errors(doing: str) -> Iterator[None]:
-    """Translate the driver's errors."""
+    """Translate the driver's errors; `doing` names the action for the message."""
     try:
         yield
     except psycopg.Error as error:
@@ -141,7 +141,7 @@ _PATIENCE = "SET LOCAL lock_timeout = '60s'"
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of a target table: a type that has the same OID in every database, or text (`type_oid` 0)."""
+    """A column of a target table. Its type has the same OID in every database, or is text (`type_oid` 0)."""
 
     name: str
     type_oid: int = 0
@@ -161,26 +161,29 @@ class AppliedRecord:
     """The table mode, as the sink names it."""
     position: Position | None
     staging: str | None
-    """The staging table of the current copy, or of the last one if there is a position."""
+    """The staging name of the copy in progress. After a copy, it stays set until the first epoch."""
     origin: str | None = None
-    """The source columns that its columns are from, as the sink encodes them; None if not recorded."""
+    """The source columns from which the table's columns are made, as the sink encodes them; None if not
+    recorded.
+    """
     is_replaced: bool = False
-    """Whether the table is no longer the recorded one, but another of the same name."""
+    """Whether another table of the same name has replaced the recorded table."""
     copy: str | None = None
-    """The staging name of the copy that the table began with; None if not recorded."""
+    """The staging name of the copy from which the table's rows come, which stays set; None if not recorded.
+    """
 
 
 @contextmanager
 def target_connection(address: SourceAddress, doing: str) -> Iterator[Connection]:
-    """A new autocommit connection."""
+    """Context manager for a new autocommit connection, with translated errors."""
     with connect(address, "penstock target") as connection, target_errors(doing):
         yield connection
 
 
 @contextmanager
 def target_transaction(address: SourceAddress, doing: str) -> Iterator[Connection]:
-    """A transaction on a new connection. If its outcome is unknown, the stored position tells whether it
-    committed. The tables of the schema `penstock` are locked and checked first
+    """Context manager for a transaction on a new connection. If its outcome is unknown, the stored position
+    tells whether it committed. The tables of the schema `penstock` are locked and checked first
     (`penstock.postgres.ownership`).
     """
     with target_connection(address, doing) as connection, connection.transaction():
@@ -216,7 +219,7 @@ def ensure_prepared(connection: Connection) -> None:
 
 
 def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord | None, bool]:
-    """The recorded state of a table, and whether the table exists."""
+    """Return the recorded state of a table, and whether the table exists."""
     if not is_prepared(connection):
         return None, is_there(connection, place)
     row: Any = _one(connection, "load", place)
@@ -246,9 +249,9 @@ def is_there(connection: Connection, place: TableName) -> bool:
 
 
 def lock_position(connection: Connection, place: TableName, pipeline: str) -> Position | None:
-    """The position of the table, locked until the transaction ends; None also if the table is not this
-    pipeline's. The table is locked after its row and then compared with the row again, since the owner of its
-    schema could have replaced it.
+    """Lock the record of the table, and the table, until the transaction ends; returns the recorded position.
+    Returns None if there is no position, or if the table is not this pipeline's. The record is read again
+    after the table is locked, since the owner of the schema could have replaced the table in between.
     """
     arguments = _names(place) | {"pipeline": pipeline}
     if connection.execute(query("target", "lock"), arguments).fetchone() is None:
@@ -259,8 +262,8 @@ def lock_position(connection: Connection, place: TableName, pipeline: str) -> Po
 
 
 def record_begun(connection: Connection, place: TableName, record: AppliedRecord) -> None:
-    """Record that the table is being copied into `record.staging`; it has no valid copy until that is
-    finished.
+    """Record that the table is being copied into `record.staging`. This clears the table's position until the
+    copy is complete.
     """
     arguments = {
         "pipeline": record.pipeline,
@@ -317,7 +320,7 @@ def forget_record(connection: Connection, place: TableName, pipeline: str) -> No
 
 
 def owned_tables(connection: Connection, pipeline: str, schema: str) -> list[TableName]:
-    """The pipeline's tables in one schema of the target."""
+    """Return the pipeline's tables in one schema of the target."""
     rows: Any = connection.execute(query("target", "owned"), {"pipeline": pipeline, "schema": schema})
     return [TableName(schema, name) for (name,) in rows]
 
@@ -325,8 +328,8 @@ def owned_tables(connection: Connection, pipeline: str, schema: str) -> list[Tab
 def claim_chunk(
     connection: Connection, staging: str, number: int, fence: Position
 ) -> tuple[Position, int] | None:
-    """Claim the chunk for loading. None if the caller must load it; otherwise fence and row count of an
-    earlier attempt.
+    """Claim the chunk for loading. Returns None if the caller must load it. If an earlier attempt has loaded
+    it, returns the fence and row count of that attempt.
     """
     arguments = {"staging": staging, "number": number, "fence": str(fence)}
     if connection.execute(query("target", "claim_chunk"), arguments).fetchone() is not None:
@@ -340,7 +343,7 @@ def fill_chunk(connection: Connection, staging: str, number: int, rows: int) -> 
 
 
 def load_chunks(connection: Connection, staging: str) -> dict[int, int]:
-    """The row counts of the loaded chunks, by number."""
+    """Return the row counts of the loaded chunks, by number of the chunk."""
     rows: Any = connection.execute(query("target", "chunks"), {"staging": staging})
     return dict(rows.fetchall())
 
@@ -350,7 +353,7 @@ def forget_chunks(connection: Connection, staging: str) -> None:
 
 
 def column_types(connection: Connection, columns: Sequence[TargetColumn]) -> list[str]:
-    """The names of the columns' types on this server."""
+    """Return the names of the columns' types on this server."""
     arguments = {
         "oids": [column.type_oid for column in columns],
         "modifiers": [column.type_modifier for column in columns],
@@ -386,7 +389,7 @@ class TargetLock:
         self._connection: Connection | None = None
 
     def ensure(self) -> None:
-        """Raise `PipelineBusyError` if another run holds it."""
+        """Take the lock, unless this object holds it. Raises `PipelineBusyError` if another run holds it."""
         with self._mutex:
             if not self._is_held():
                 self._close()
@@ -394,7 +397,9 @@ class TargetLock:
 
     @contextmanager
     def reading(self, doing: str) -> Iterator[Connection]:
-        """A connection for single read-only statements: that of the lock, if it is held."""
+        """Context manager for a connection for single read-only statements. This is the lock's connection if
+        the lock is held, otherwise a new one.
+        """
         held = self._connection
         if held is None or not self._is_held():
             with target_connection(self._address, doing) as connection:

@@ -1,1 +1,1 @@
-"""Postgres text to Arrow: one decoder for the snapshot's text columns and for the stream's tuples."""
+"""Decode Postgres text to Arrow: the same decoders for a snapshot's columns and the stream's tuples."""

@@ -1,6 +1,7 @@
-"""Types written as hexadecimal text: bytea, and PostGIS geometry and geography as SRID and WKB. The digits of
-all values are converted at once with numpy, since Arrow has no kernel for it. Two-dimensional values are
-standard WKB; Z and M keep the EWKB flags, which WKB readers know.
+"""Decode types that Postgres writes as hexadecimal text: bytea, and geometry and geography of PostGIS, which
+become an SRID and a WKB value. numpy converts the digits of all values at once, since Arrow has no kernel for
+it. Two-dimensional geometries become standard WKB. Geometries with Z or M coordinates keep the flags of EWKB,
+which WKB readers accept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 
 
 def decode_hex(digits: Octets, arrow_type: pa.DataType) -> Octets:
-    """Bytes from an even number of hexadecimal digits."""
+    """Convert hexadecimal digits, whose number must be even, to bytes."""
     nibbles = _NIBBLES[digits]
     if (nibbles == _NOT_HEX).any():
         raise not_a_value(arrow_type)
@@ -79,7 +80,8 @@ def _decode_geometry(values: pa.StringArray, arrow_type: pa.DataType) -> Decoded
     order = octets[starts]
     if (order > _LITTLE).any():
         raise not_a_value(arrow_type)
-    # The highest byte of the type: the last one in little-endian order, otherwise the first.
+    # Each geometry type has four bytes. Its highest byte is the last one in little-endian order, otherwise
+    # the first.
     flags = starts + np.where(order == _LITTLE, 4, 1)
     has_srid = octets[flags] & _HAS_SRID > 0
     if (ends - starts < _HEADER + _SRID * has_srid).any():

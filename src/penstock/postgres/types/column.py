@@ -1,7 +1,7 @@
-"""Decode one column of Postgres text: the type policy, the result, and the casts that type families are built
-from. A cast is tried on the whole column at once. Only if Arrow rejects it does a family search for the
-values that its type cannot hold, again with masks over the whole column. A text that is neither a value of
-the type nor one of the known exceptions is not Postgres output.
+"""Decode one column of Postgres text: the type policy, the result, and the casts from which the decoders of
+the type families are built. A cast is tried on the whole column at once. Only if Arrow rejects it, the
+decoder searches for the values that its type cannot hold, again with masks over the whole column. A text that
+is neither a value of the type nor one of the known exceptions cannot come from Postgres, and is an error.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TypePolicy:
         ),
     ] = "null"
     form: Annotated[str, Option("", is_internal=True)] = "typed"
-    """`typed`, or `text`: every value is the text that the source sends, which another Postgres reads
-    unchanged.
+    """`typed` or `text`. With `text`, every value stays the text that the source sends, which another
+    Postgres can read unchanged.
     """
 
     DEFAULT: ClassVar[TypePolicy]
@@ -63,8 +63,8 @@ class TypePolicy:
 
     @property
     def writes(self) -> str:
-        """Identifies the form of the values in the spool: policies with different forms return different
-        texts.
+        """A text that identifies the form of the values in the spool. It differs between policies that write
+        different values.
         """
         return self.form if self.is_text else self.numeric
 
@@ -93,8 +93,8 @@ WRITTEN_OTHERWISE = "values in another text form"
 
 @dataclass(frozen=True, slots=True)
 class DecodedColumn:
-    """Typed values. `inexact` marks those that the type cannot hold, which are null here and kept as text;
-    None if there are none.
+    """Typed values. `inexact` marks the values that the type cannot hold: they are null here, and their text
+    is kept. It is None if there are no such values.
     """
 
     values: pa.Array
@@ -106,17 +106,17 @@ Decode = Callable[[pa.StringArray, pa.DataType], DecodedColumn]
 
 @dataclass(frozen=True, slots=True)
 class TextType:
-    """How the text of one Postgres type is decoded."""
+    """The decoder for the text of one Postgres type."""
 
     arrow_type: Callable[[int, TypePolicy], pa.DataType]
-    """Depends on the type modifier and the type policy."""
+    """Function that returns the Arrow type for a type modifier and a type policy."""
     decode: Decode
     beyond: str = ""
-    """For the reference page: which values the Arrow type cannot hold."""
+    """A description of the values that the Arrow type cannot hold, for the reference page."""
 
 
 def fixed(arrow_type: pa.DataType) -> Callable[[int, TypePolicy], pa.DataType]:
-    """For types with a constant Arrow type."""
+    """Return a function for `TextType.arrow_type` that always returns `arrow_type`."""
     return lambda _modifier, _policy: arrow_type
 
 
@@ -129,15 +129,15 @@ def cast(values: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 
 
 def cast_all(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
-    """For types whose every value Arrow can hold."""
+    """Cast a column of a type for which Arrow can hold every value."""
     return DecodedColumn(cast(values, arrow_type))
 
 
 def cast_except(
     values: pa.StringArray, arrow_type: pa.DataType, find_inexact: Callable[[pa.StringArray], pa.BooleanArray]
 ) -> DecodedColumn:
-    """For types with values that Arrow or Spark cannot hold; `find_inexact` is called only if the plain cast
-    fails.
+    """Cast a column of a type with values that Arrow or Spark cannot hold. `find_inexact` returns a mask of
+    these values; it is called only if the plain cast fails.
     """
     try:
         return DecodedColumn(values.cast(arrow_type))
@@ -148,8 +148,8 @@ def cast_except(
 
 
 def tolerant(decode: Decode) -> Decode:
-    """For types that are identified only by name. A text in another format is inexact, since an unrelated
-    type may have the same name.
+    """Return a decoder for a type that is identified only by its name. A text in another format does not
+    raise an error but is inexact, since an unrelated type may have the same name.
     """
 
     def decode_each(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:

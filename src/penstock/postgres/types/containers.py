@@ -1,8 +1,10 @@
-"""Container types: Postgres arrays and the vector types of pgvector as lists, hstore as a map from text to
-text. A column may contain arrays of any number of dimensions and any bounds, whatever its declaration. An
-Arrow column has one type, and a stream cannot read all rows before it chooses one, so a list represents the
-usual case: one dimension, starting at 1. Other arrays are inexact, as are those with an inexact element. The
-empty array is the empty list.
+"""Decode container types: Postgres arrays and the vector types of pgvector as lists, hstore as a map from
+text to text.
+
+A Postgres column may contain arrays with any number of dimensions and any bounds, whatever its declaration.
+An Arrow column has one type, which a stream must choose before it has read all rows. So arrays become lists,
+which represent the usual case: one dimension whose first index is 1. All other arrays are inexact, and so are
+arrays with an inexact element. An empty array becomes an empty list.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _BEYOND = "more than one dimension, a lower bound other than 1"
 
 
 def list_of(element: TextType, delimiter: str = ",") -> TextType:
-    """The decoder of arrays of `element`."""
+    """Return the decoder of arrays whose elements are decoded by `element`."""
 
     def decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
         return _decode(values, arrow_type, element, ord(delimiter))
@@ -66,8 +68,8 @@ def _decode(
 def _decode_rest(
     values: pa.StringArray, left_out: Bools, arrow_type: pa.DataType, element: TextType, delimiter: int
 ) -> DecodedColumn:
-    """Decode all values except `left_out`. Those are excluded before decoding, since Parquet cannot write a
-    null that has elements.
+    """Decode all values except those in `left_out`, which become inexact. They are excluded before decoding,
+    since Parquet cannot write a null that has elements.
     """
     inexact = pa.Array.from_buffers(pa.bool_(), len(left_out), [None, bitmap(left_out)])
     rest = _decode(pc.if_else(inexact, NULL_TEXT, values), arrow_type, element, delimiter)
@@ -75,7 +77,9 @@ def _decode_rest(
 
 
 def _find_odd(texts: Texts, quoting: Quoting | None, arrow_type: pa.DataType) -> Bools:
-    """Arrays that are not one-dimensional from 1."""
+    """Return a mask of the arrays that have more than one dimension, or whose first index is not 1. Raises an
+    error if a text is not an array.
+    """
     if (texts.ends - texts.starts < 2).any():
         raise not_a_value(arrow_type)
     opens, closes, escapes = (texts.octets == ord(mark) for mark in "{}\\")
@@ -101,8 +105,8 @@ def _find_odd(texts: Texts, quoting: Quoting | None, arrow_type: pa.DataType) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Start and end of the elements, without brackets and delimiters, and the number of elements of each
-    value.
+    """The elements of all values: the start and end of each element, without brackets and delimiters, and the
+    number of elements of each value.
     """
 
     begins: Ints
@@ -111,7 +115,7 @@ class Pieces:
 
 
 def split(texts: Texts, quoting: Quoting | None, delimiter: int) -> Pieces:
-    """Split values in one pair of brackets each."""
+    """Split values into their elements. Each value must be enclosed in one pair of brackets."""
     delimiters = texts.octets == delimiter
     if quoting is not None:
         delimiters &= quoting.outside
@@ -227,7 +231,9 @@ def _decode_hstore(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedCo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """The quoted tokens: their bounds, their value, and whether each is a key, and one of a null."""
+    """The quoted tokens of all values. For each token: the offsets of its two quotes, the index of its value
+    (`rows`), whether it is a key, and whether it is a key whose item is NULL.
+    """
 
     opens: Ints
     closes: Ints
@@ -237,7 +243,7 @@ class _Tokens:
 
     @classmethod
     def find(cls, texts: Texts, quoting: Quoting) -> _Tokens | None:
-        """None if the values are not in hstore format."""
+        """Find the tokens. Returns None if the values are not in hstore format."""
         places = np.flatnonzero(quoting.quotes)
         if len(places) % 2:
             return None
@@ -248,8 +254,8 @@ class _Tokens:
         return tokens if tokens.are_well_formed(texts) else None
 
     def are_well_formed(self, texts: Texts) -> bool:
-        """Keys and values alternate, with only `=>` and `, ` between them, and every value begins and ends
-        with a token.
+        """Whether in each value keys and items alternate, with only `=>` and `, ` between them, and with
+        nothing before the first key and after the last item.
         """
         is_first = np.diff(self.rows, prepend=-1) > 0
         is_last = np.append(is_first[1:], True)
@@ -269,12 +275,12 @@ class _Tokens:
         return all(bool(check.all()) for check in checks)
 
     def strings(self, texts: Texts, quoting: Quoting) -> list[pa.StringArray]:
-        """The keys and the values."""
+        """Return two arrays: the keys and the items of all values."""
         is_key = self.is_key
         keys = strings_between(
             texts.octets, self.opens[is_key] + 1, self.closes[is_key], dropped=quoting.escapes
         )
-        # A null has no token: an empty piece right after the key represents it.
+        # An item that is NULL has no token. An empty piece right after its key represents it.
         begins, ends = self.closes[is_key] + 1, self.closes[is_key] + 1
         nulls = self.is_null_key[is_key]
         begins[~nulls], ends[~nulls] = self.opens[~is_key] + 1, self.closes[~is_key]
@@ -285,7 +291,9 @@ class _Tokens:
 
 
 def _matches_at(texts: Texts, places: Ints, rows: Ints, expected: bytes) -> Bools:
-    """Whether the bytes at these offsets equal `expected`, each within its value."""
+    """Return for each offset in `places` whether the bytes there equal `expected` and are inside the value
+    that `rows` names.
+    """
     found = places + len(expected) <= texts.ends[rows]
     for at, octet in enumerate(expected):
         found[found] = texts.octets[places[found] + at] == octet

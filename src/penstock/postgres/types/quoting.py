@@ -4,10 +4,10 @@ whole column at once.
 The bytes of all values are in one numpy array. Quotes and escaped bytes are found with masks over it, and the
 pieces between two arrays of offsets become one Arrow array, without creating Python objects.
 
-In composite values, nothing between two commas is NULL, and a text that is empty or contains a comma,
-parenthesis, quote, backslash or white space is quoted, with quotes and backslashes doubled. So every field
-has an even number of quotes, and a byte is outside of quotes if an even number of them precede it, in all
-rows together.
+In composite values, an empty field (nothing between two commas) is NULL. A text is quoted if it is empty or
+contains a comma, parenthesis, quote, backslash or white space; quotes and backslashes in it are doubled. So
+every field has an even number of quotes. A byte is outside of quotes if an even number of quotes precedes it,
+counted over all rows together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Texts:
 
     @classmethod
     def of(cls, values: pa.StringArray, filler: pa.StringScalar) -> Texts:
-        """Concatenate the values; `filler` replaces nulls, and must not be empty if no value is."""
+        """Concatenate the values. `filler` replaces nulls; it must not be empty if the format has no empty
+        values.
+        """
         present = pc.fill_null(values, filler) if values.null_count else values
         _, offset_buffer, data_buffer = present.buffers()
         offsets = np.frombuffer(offset_buffer, np.int32)[
@@ -53,7 +55,7 @@ class Texts:
         return bool((self.octets == octet).any())
 
     def count(self, marks: Bools) -> Ints:
-        """The number of marked bytes in each value."""
+        """Return the number of marked bytes in each value."""
         sums = np.zeros(len(marks) + 1, np.int64)
         np.cumsum(marks, out=sums[1:])
         return sums[self.ends] - sums[self.starts]
@@ -61,8 +63,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quoting:
-    """For each byte: whether it is an opening or closing quote, whether it only escapes the next byte,
-    whether it is outside of quotes.
+    """Three masks over the bytes of all values: opening and closing quotes, bytes that only escape the next
+    byte, and bytes outside of quotes.
     """
 
     quotes: Bools
@@ -71,7 +73,7 @@ class Quoting:
 
     @classmethod
     def find(cls, texts: Texts) -> Quoting | None:
-        """None if nothing is quoted."""
+        """Find the quotes; None if there are none."""
         if not texts.has(_QUOTE):
             return None
         octets = texts.octets
@@ -87,7 +89,7 @@ class Quoting:
 
 
 def _after_odd_run(marks: Bools) -> Bools:
-    """The bytes that follow an odd number of marked bytes."""
+    """Return a mask of the bytes that follow a run with an odd number of marked bytes."""
     places = np.arange(len(marks))
     last_unmarked = np.maximum.accumulate(np.where(marks, -1, places))
     odd = ((places - last_unmarked) & 1).astype(np.bool_)
@@ -105,8 +107,8 @@ def strings_between(
     nulls: Bools | None = None,
     arrow_type: pa.DataType = _STRING,
 ) -> pa.Array:
-    """The pieces from `begins` to `ends`, in order and without overlap, without the `dropped` bytes in
-    them.
+    """Return an array of the pieces between `begins` and `ends`, without the `dropped` bytes in them. The
+    pieces must be in order and must not overlap. Pieces in the mask `nulls` become null.
     """
     if nulls is not None:
         ends = np.where(nulls, begins, ends)
@@ -134,7 +136,9 @@ def strings_between(
 def ragged(
     arrow_type: pa.DataType, sizes: npt.NDArray[Any], present: Bools | None, children: pa.Array
 ) -> pa.Array:
-    """A list or map column from the number of entries in each row."""
+    """Build a list or map column. `sizes` has the number of entries of each row, `children` the entries of
+    all rows.
+    """
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     validity = bitmap(present) if present is not None else None
@@ -148,8 +152,8 @@ _NOT_A_ROW = "a text that Postgres does not write for a row"
 
 
 def split_records(records: pa.StringArray, fields: int) -> list[pa.StringArray]:
-    """One array for each field, null where the field is. No record may be null, and all must have this number
-    of fields.
+    """Split the texts of composite values into one array for each field. A field that is NULL becomes null.
+    No record may be null, and all must have this number of fields.
     """
     if not fields or not len(records):
         return [pa.array([], pa.string()) for _ in range(fields)]
@@ -171,7 +175,9 @@ def split_records(records: pa.StringArray, fields: int) -> list[pa.StringArray]:
 
 
 def _bounds(texts: Texts, commas: Ints, fields: int) -> tuple[Ints, Ints]:
-    """Start and end of each field, row by row: between the parentheses, split at the commas."""
+    """Return the start and end of each field, row by row: the text between the parentheses, split at the
+    commas.
+    """
     inner = commas.reshape(len(texts.starts), fields - 1)
     begins = np.concatenate([texts.starts[:, np.newaxis] + 1, inner + 1], axis=1)
     ends = np.concatenate([inner, texts.ends[:, np.newaxis] - 1], axis=1)
@@ -179,11 +185,11 @@ def _bounds(texts: Texts, commas: Ints, fields: int) -> tuple[Ints, Ints]:
 
 
 def _dropped(octets: Octets, quotes: Bools, begins: Ints) -> Bools:
-    """Bytes that are not part of the values: enclosing quotes, and the first of each doubled quote or
-    backslash.
+    """Return a mask of the bytes that are not part of the values: enclosing quotes, and the first of each
+    doubled quote or backslash.
     """
-    # Counted from 0 in all rows together: an opening quote has an even number, and so has the second of each
-    # doubled one.
+    # The quotes of all rows together are numbered from 0. Opening quotes and the second of each doubled quote
+    # then have even numbers, and all others odd numbers.
     is_even = np.bitwise_xor.accumulate(quotes)
     opens = np.zeros(len(octets), np.bool_)
     opens[begins] = True
@@ -195,7 +201,9 @@ def _dropped(octets: Octets, quotes: Bools, begins: Ints) -> Bools:
 
 
 def _first_of_two(marks: Bools) -> Bools:
-    """Every second byte, from the first, of runs of marked bytes of even length."""
+    """Return a mask of the first, third, fifth … byte of each run of marked bytes. All runs must have an even
+    length.
+    """
     places = np.arange(len(marks))
     last_unmarked = np.maximum.accumulate(np.where(marks, -1, places))
     result: Bools = marks & (((places - last_unmarked) & 1) == 1)

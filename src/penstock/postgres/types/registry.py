@@ -1,16 +1,16 @@
-"""The registry of type readers: from a type's name or OID to the reader that decodes it.
+"""The registry of type readers: it maps a type's name or OID to the reader that decodes its values.
 
-A reader has a name: the type's name for built-in and extension types, `text` for everything that stays text.
-An array's reader is its element's name with `[]`, or with the delimiter between the brackets if that is not a
-comma: `int4[]`, `text[;]`. The name and the Arrow type are sufficient to decode a column; both are stored
-with the column's schema. Internal types that no column can have are omitted. Types without an entry are read
-as text.
+A reader has a name: the type's name for built-in and extension types, `text` for all types that stay text.
+The reader of an array has the name of its element's reader with `[]`, or with the delimiter between the
+brackets if that is not a comma: `int4[]`, `text[;]`. The name and the Arrow type are sufficient to decode a
+column; both are stored with the column's schema. Internal types that no column can have are omitted. Types
+without an entry are read as text.
 
-The OIDs of built-in types are the same everywhere. Those of enums, domains, arrays of them and extension
-types are not, and a Relation message contains only the OID. The catalog defines it: a type never changes its
-OID, kind, base and element, so the current catalog is valid for the past too. A dropped type is identified by
-the name in its Type message, which the server sends before the Relation message; without a Type message the
-type is read as text.
+The OIDs of built-in types are the same everywhere. Enums, domains, arrays of them and extension types have
+different OIDs in each database, and a Relation message contains only the OID. The catalog has the definition.
+A type never changes its OID, kind, base type and element type, so the current catalog is valid for past
+changes too. A dropped type is identified by the name in its Type message, which the server sends before the
+Relation message. Without a Type message the type is read as text.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ BUILTIN_TYPES: Final[dict[str, tuple[int, int]]] = {
 }
 
 DELIMITERS: Final[dict[str, str]] = {"box": ";"}
-"""Array delimiters other than a comma."""
+"""The array delimiters of types whose delimiter is not a comma."""
 
 
 TEXT: Final = "text"
@@ -135,12 +135,12 @@ EXTENSION_READERS: Final[Mapping[str, TextType]] = {**HSTORE_TYPES, **VECTOR_TYP
 
 
 def array_reader(element: str, delimiter: str = ",") -> str:
-    """The name of the reader of arrays, from that of the elements."""
+    """Return the name of the reader for arrays whose elements have the reader `element`."""
     return f"{element}[{'' if delimiter == ',' else delimiter}]"
 
 
 def named_reader(name: str) -> str:
-    """The reader of a type by its name."""
+    """Return the name of the reader for the type `name`."""
     return name if name in BUILTIN_READERS or name in EXTENSION_READERS else TEXT
 
 
@@ -156,17 +156,18 @@ _BY_OID: Final = _by_oid()
 
 
 def builtin_reader(type_oid: int) -> str | None:
-    """The reader of a type whose OID is the same in every database; None for all others."""
+    """Return the reader's name for a type whose OID is the same in every database; None for all others."""
     return _BY_OID.get(type_oid)
 
 
 @lru_cache(maxsize=1024)
 def text_type(reader: str) -> TextType:
-    """The decoder of a reader."""
+    """Return the decoder of the reader with this name."""
     if reader.endswith("]"):
         element, _, delimiter = reader[:-1].rpartition("[")
         found = list_of(text_type(element), delimiter or ",")
-        # An extension's type is identified by its name, and so are its arrays.
+        # An extension's type is identified only by its name, and so are its arrays: a text in another format
+        # is inexact.
         return replace(found, decode=tolerant(found.decode)) if element in EXTENSION_READERS else found
     return BUILTIN_READERS.get(reader) or EXTENSION_READERS.get(reader) or TEXT_TYPES[TEXT]
 
@@ -179,14 +180,15 @@ def decode_column(values: pa.StringArray, column: Column) -> DecodedColumn:
     reader = column.reader or builtin_reader(column.type_oid) or TEXT
     decoded = text_type(reader).decode(values, column.arrow_type)
     if decoded.inexact is not None and decoded.inexact.true_count:
-        # Their texts are kept unchanged.
+        # The texts of inexact values are kept unchanged, so their encoding must be checked here.
         check_encoding(values)
     return decoded
 
 
 _CATALOG = "pg_catalog"
 _MAX_DEPTH = 32
-"""Domains over arrays of domains can be nested without a limit. A type that is nested deeper is read as text.
+"""The maximum depth of nested types. A type that is nested deeper is read as text. Postgres has no limit:
+there may be domains over arrays of domains.
 """
 
 
@@ -197,12 +199,14 @@ class TypeFact:
     oid: int
     name: str
     kind: str
-    """As in pg_type.typtype: `b` base, `d` domain, `e` enum, `c` composite, `r` range, `m` multirange."""
+    """The kind as in pg_type.typtype: `b` base, `d` domain, `e` enum, `c` composite, `r` range, `m`
+    multirange.
+    """
     base_oid: int = 0
-    """For a domain."""
+    """The base type of a domain; 0 for other types."""
     base_modifier: int = -1
     element_oid: int = 0
-    """For an array."""
+    """The element type of an array; 0 for other types."""
     delimiter: str = ","
     """The array delimiter."""
 
@@ -211,15 +215,15 @@ LoadFacts = Callable[[Sequence[int]], Iterable[TypeFact]]
 
 
 class TypeResolver:
-    """Resolves the types of columns. There is one for the catalog's tables, and one for each replication
-    connection.
+    """Resolves the type of a column to a reader and an Arrow type. There is one resolver for the catalog's
+    tables, and one for each replication connection.
     """
 
     def __init__(
         self, policy: TypePolicy | None = None, facts: Iterable[TypeFact] = (), load: LoadFacts | None = None
     ) -> None:
-        """`facts` are known types; `load` queries the catalog for other types, and those that they consist
-        of.
+        """`facts` are known types. `load` queries the catalog for other types, and for the types that they
+        consist of.
         """
         self._policy = policy or TypePolicy()
         self._facts = {fact.oid: fact for fact in facts}
@@ -228,11 +232,11 @@ class TypeResolver:
         self._learned: dict[int, str] = {}
 
     def learn(self, oid: int, namespace: str, name: str) -> None:
-        """Process a Type message: the type's name, or the name of its base type if it is a domain."""
+        """Process a Type message. It contains the type's name or, for a domain, the name of its base type."""
         self._learned[oid] = _reader_by_name(namespace or _CATALOG, name)
 
     def prepare(self, oids: Iterable[int]) -> None:
-        """Query all unknown types among these at once."""
+        """Query the catalog for all types among `oids` that are not known yet, in one query."""
         unknown = sorted(
             {oid for oid in oids if builtin_reader(oid) is None} - self._facts.keys() - self._asked
         )
@@ -255,7 +259,9 @@ class TypeResolver:
         )
 
     def _resolve(self, oid: int, modifier: int, depth: int = 0) -> tuple[str, int]:
-        """The reader and the type modifier; a domain has its own modifier."""
+        """Return the name of the reader, and the type modifier. A domain replaces the column's modifier by
+        that in its own definition.
+        """
         if depth > _MAX_DEPTH:
             return TEXT, -1
         builtin = builtin_reader(oid)
@@ -275,8 +281,8 @@ class TypeResolver:
 
 
 def _reader_by_name(namespace: str, name: str) -> str:
-    """The reader for a type of which only the name is known. An array's name is that of its element with a
-    leading underscore.
+    """Return the reader for a type of which only the name is known. The name of an array type is that of its
+    element type with a leading underscore.
     """
     element = name.removeprefix("_")
     if namespace == _CATALOG:

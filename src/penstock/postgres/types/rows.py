@@ -1,5 +1,5 @@
-"""Decode a table's columns from text, with `_exact`. Snapshot and stream share this step, so that a value is
-the same in both.
+"""Decode the columns of a table from text, and build their `_exact` column. Snapshot and stream share this
+step, so that a value is the same in both.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DecodedRows:
     columns: list[pa.Array]
     exact: pa.MapArray
     inexact_columns: tuple[str, ...] = ()
-    """The columns that `_exact` names."""
+    """The names of the columns that have an entry in `_exact`."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
-    """The number of unreadable texts in each column: null in their column, and marked with `REPLACED` in
-    `_exact`.
+    """The number of unreadable texts in each column. An unreadable text is null in its column, and is marked
+    with `REPLACED` in `_exact`.
     """
 
     @property
@@ -44,8 +44,8 @@ def decode_rows(
     texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None
 ) -> DecodedRows:
     """Decode `texts`, one array for each column of `table`, and build the `_exact` column. An unreadable text
-    never raises, since other tables share the stream: it is counted in `unreadable`, and its table fails when
-    the row is applied. `row_count` is needed only for a table without columns.
+    never raises an error here, since other tables share the stream. It is counted in `unreadable`, and its
+    table fails when the row is applied. `row_count` is needed only for a table without columns.
     """
     if row_count is None:
         row_count = len(texts[0]) if texts else 0
@@ -68,7 +68,7 @@ def join_columns(
     row_count: int,
     unreadable: Mapping[str, int] = MappingProxyType({}),
 ) -> DecodedRows:
-    """Decoded columns of a table, with the `_exact` column built from their texts."""
+    """Combine the decoded columns of a table, and build their `_exact` column from `texts`."""
     typed = [column.values for column in decoded]
     inexact = {
         at: _true_rows(column.inexact)
@@ -82,9 +82,10 @@ def join_columns(
 
 
 def decode_readable(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.StringArray, int]:
-    """The readable values, the texts for `_exact`, and the number of unreadable values. A text is unreadable
-    if it is not UTF-8, or not in its type's format. The table's owner can cause both: a type that was dropped
-    from the catalog is identified only by its name.
+    """Decode a column. Returns the readable values, the texts for `_exact`, and the number of unreadable
+    values. A text is unreadable if it is not UTF-8, or not in its type's format. The table's owner can cause
+    both. For example, a type that was dropped from the catalog is identified only by its name, which another
+    type may have had.
     """
     try:
         return decode_column(values, column), values, 0
@@ -114,7 +115,9 @@ def _decode_each(values: pa.StringArray, column: Column) -> tuple[DecodedColumn,
 
 
 def _decode_one_by_one(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.BooleanArray]:
-    """Null for each value that its reader rejects, with a mask of those."""
+    """Decode each value separately. Returns the column, in which a value that cannot be decoded is null, and
+    a mask of these values.
+    """
     parts: list[pa.Array] = []
     inexact: list[bool] = []
     refused: list[bool] = []

@@ -1,16 +1,18 @@
-"""Scalar types: bool, int2/int4/int8/oid, float4/float8, numeric, money, date and timestamps, and all types
-that stay text. The session settings pin the output format: ISO dates, UTC, `lc_monetary = C`.
+"""Decode scalar types: bool, int2/int4/int8/oid, float4/float8, numeric, money, date and timestamps, and all
+types that stay text. The session settings pin the output format: ISO dates, UTC, `lc_monetary = C`.
 
-numeric with up to 38 digits becomes a decimal; otherwise the type policy decides, and values that do not fit
-stay text. `NaN`, the infinities and numbers with too many digits before or after the point are inexact;
-trailing zeros do not count. Since Postgres 15 the scale may be negative or greater than the precision; a
-wider decimal is used if there is one.
+A numeric column with a declared precision of up to 38 digits becomes a decimal. For other numeric columns,
+the type policy chooses between a decimal and text. The values `NaN` and infinity, and numbers with too many
+digits before or after the point, are inexact in a decimal; trailing zeros do not count. Since Postgres 15 the
+declared scale may be negative or greater than the precision. The decimal then gets more digits than the
+declared precision, if that is possible.
 
-money is stored as a count of the smallest unit. How many of them make a whole depends on the reader's locale,
-not on the value: it is always read with two decimal places.
+Postgres stores money as a number of the smallest currency units, for example cents. The locale of the
+session, not the value, decides how many decimal places it is printed with. With the pinned locale there are
+always two.
 
 Dates use the proleptic Gregorian calendar, as in Postgres, Arrow and Spark. Spark supports the years 1 to
-9999. The infinities, BC and later years are inexact.
+9999, so infinity, BC and later years are inexact.
 
 Types that stay text are the character types, uuid, json and xml, and all types without a Spark equivalent:
 enums, ranges, network addresses, bit strings, geometric and composite types, times of day, intervals in ISO
@@ -38,7 +40,9 @@ from penstock.postgres.types.column import (
 
 
 def check_encoding(values: pa.StringArray) -> None:
-    """Raise if a text is not UTF-8. A SQL_ASCII database returns the bytes that were stored."""
+    """Raise an error if a text is not UTF-8. A SQL_ASCII database returns texts as the bytes that were
+    stored, in any encoding.
+    """
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -58,12 +62,13 @@ FORMS = {
     "timetz": "`12:00:00+05:30`",
     "varbit": "`101`",
 }
-"""For the reference page: how Postgres writes types whose text is not plain."""
+"""The text format of types for which it is not obvious, for the reference page."""
 
 TEXT_TYPES = {"text": TextType(fixed(pa.string()), decode)}
 
 
-# Created once: converting a Python value to Arrow tries to import pandas each time, if it is not installed.
+# Created once: if pandas is not installed, pyarrow tries to import it each time that it converts a Python
+# value.
 _WRITTEN = [(pa.scalar("t"), pa.scalar("f")), (pa.scalar("true"), pa.scalar("false"))]
 
 
@@ -99,7 +104,8 @@ def _arrow_type(modifier: int, policy: TypePolicy) -> pa.DataType:
     if modifier < 4:
         return policy.numeric_type
     precision = (modifier - 4) >> 16 & 0xFFFF
-    # Eleven bits with a sign since Postgres 15; before, sixteen unsigned bits, but never above 1,000.
+    # Since Postgres 15 the scale has eleven bits with a sign. In earlier versions it has sixteen unsigned
+    # bits, but is never above 1,000.
     scale = ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
     digits, places = max(precision - min(scale, 0), scale), max(scale, 0)
     return pa.decimal128(digits, places) if 1 <= digits <= MAX_DIGITS else policy.numeric_type
@@ -119,8 +125,8 @@ def _decode_numeric(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedC
 def _may_wrap(values: pa.StringArray, arrow_type: pa.DataType) -> bool:
     """Whether Arrow's cast could return a wrong number without an error.
 
-    It does so where the digits before the point plus the scale exceed 38, and where a fraction has at least
-    39 digits more than the scale (Arrow then reads past its table of powers of ten).
+    It can do so if the digits before the point plus the scale exceed 38. It can also do so if a fraction has
+    at least 39 digits more than the scale: Arrow then reads past its table of powers of ten.
     """
     scale = arrow_type.scale
     safe_digits = MAX_DIGITS - scale
@@ -138,8 +144,8 @@ def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColu
         pc.match_substring_regex(values, _NUMERIC_WRITTEN), pc.match_substring_regex(values, fits)
     )
     held = pc.if_else(pc.fill_null(inexact, True), NULL_TEXT, values)
-    # Arrow counts trailing zeros of a fraction as digits. The remaining text ends in a digit, as Postgres
-    # writes it.
+    # Remove trailing zeros of fractions, since Arrow counts them as digits. The remaining text ends in a
+    # digit, as Postgres writes it.
     trimmed = pc.replace_substring_regex(held, r"(\.[0-9]*[1-9])0+$", r"\1")
     whole = pc.replace_substring_regex(trimmed, r"([0-9])\.0*$", r"\1")
     return DecodedColumn(cast(whole, arrow_type), pc.fill_null(inexact, False))

@@ -1,10 +1,11 @@
-"""Write Delta checkpoints: the state of the log in one Parquet file, so that readers need not read it from
-the beginning.
+"""Write Delta checkpoints: the state of the log in one Parquet file, so that readers need not read the log
+from its beginning.
 
-We write them from the loaded state within milliseconds, where Delta runs several Spark jobs for seconds.
-Tables that we do not fully support are left to Delta. A checkpoint also lists removed files for VACUUM, which
-keeps files of older versions. That list comes from the previous checkpoint and the commits since. Nothing
-else depends on checkpoints.
+Penstock writes a checkpoint from the loaded state within milliseconds. Delta would run several Spark jobs,
+which take seconds. Delta still writes the checkpoints of tables that Penstock does not fully support.
+
+A checkpoint also lists removed files that older versions still use, so that VACUUM keeps these files. The
+list comes from the previous checkpoint and the commits since then.
 """
 
 from __future__ import annotations
@@ -86,16 +87,17 @@ _STATS_AS_JSON = "delta.checkpoint.writeStatsAsJson"
 _STATS_AS_STRUCT = "delta.checkpoint.writeStatsAsStruct"
 _HINT = "_last_checkpoint"
 _MARK = b"penstock.stamped_ms"
-"""Marks a checkpoint as ours. Files removed after this time are listed with the time of the commit that
-removed them. Files removed earlier may have the time at which that commit's writer began, as Delta records
-it.
+"""Metadata key that only Penstock's checkpoints have. Its value is a time in milliseconds. Files that were
+removed after this time are listed with the time of the commit that removed them. Files that were removed
+before may be listed with the time at which that commit began, because Delta records that time.
 """
 _BEGAN_MS = 3_600_000
-"""Maximum time between the begin of a commit by another writer and the commit."""
+"""The longest time that a commit by another writer may take."""
 
 
 def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
-    """Write the checkpoint of `state`, unless there is one. It lists files removed since `since_ms`.
+    """Write the checkpoint of `state`, unless it exists. It lists the files that were removed since
+    `since_ms`.
 
     Raises `Unsupported` if only Delta can write it.
     """
@@ -131,7 +133,7 @@ def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
 
 
 def is_ours(path: Path, version: int) -> bool:
-    """Whether that checkpoint exists and is ours."""
+    """Whether `version` has a checkpoint that Penstock wrote."""
     try:
         return _stamped_ms(pq.read_metadata(checkpoint_file(path, version))) is not None
     except (OSError, pa.ArrowException):
@@ -143,8 +145,8 @@ def checkpoint_file(path: Path, version: int) -> Path:
 
 
 def _put(rows: pa.Table, target: Path, stamped_ms: int) -> bool:
-    """Write the file. Returns False if Delta has written the checkpoint in the meantime: Delta's file stays,
-    because Hadoop's checksum file belongs to it.
+    """Write `rows` to the checkpoint file `target`. Returns False if Delta has written that checkpoint since.
+    Then Delta's file stays, because a checksum file of Hadoop belongs to it.
     """
     written = target.with_name(f".penstock-{uuid4().hex}.tmp")
     try:
@@ -162,7 +164,9 @@ def _put(rows: pa.Table, target: Path, stamped_ms: int) -> bool:
 
 
 def _stamped_ms(metadata: pq.FileMetaData) -> int | None:
-    """None if the checkpoint is not ours."""
+    """The time in milliseconds that Penstock stamped into the checkpoint (see `_MARK`); None if another
+    writer made the checkpoint.
+    """
     found = (metadata.metadata or {}).get(_MARK)
     return None if found is None else int(found)
 
@@ -177,8 +181,8 @@ def write_checkpoint_by_delta(spark: SparkSession, path: Path) -> None:
 
 
 def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) -> None:
-    """Write `_last_checkpoint`, which tells readers where to start. Remove Delta's checksum of the former
-    file.
+    """Write `_last_checkpoint`, which tells readers where to start. Also remove the checksum file that Delta
+    wrote for the previous `_last_checkpoint`.
     """
     found = storage.read(log / _HINT)
     try:
@@ -194,8 +198,9 @@ def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) ->
 def _load_past(
     path: Path, version: int, since_ms: int
 ) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:
-    """Files removed up to `version`, the newest last, each once; the table's domains; and the time from which
-    removal times are commit times.
+    """Return three facts from the log up to `version`: the files that were removed since `since_ms`, each
+    once and the newest last; the table's domains; and the time from which removal times are commit times (see
+    `_MARK`).
     """
     log = path / "_delta_log"
     begun, names = checkpoint_parts(storage.list_files(log), version)
@@ -250,7 +255,7 @@ def _actions(data: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def _keys(files: pa.StructArray) -> pa.Array:
-    """Identifies a state of a file: its path and its deletion vector."""
+    """A text for each file that identifies one state of it: its path and its deletion vector."""
     parts = [
         pc.struct_field(files, ["deletionVector", name]).cast(pa.string())
         for name in ("storageType", "pathOrInlineDv", "offset")

@@ -1,7 +1,8 @@
 """Commits to the log of a Delta table: create the next file of the log atomically.
 
-`commit` names the version that it creates. If another writer has created it, nothing is written, and the
-caller must load the table again and plan again, because the plan was made for an older version.
+The caller of `commit` names the version to create. If another writer has created that version, `commit`
+writes nothing. The caller must then load the table and plan again, because the plan was made for an older
+version.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from penstock.sinks.delta.deletion_vectors import DeletionVector
 from penstock.sinks.delta.state import DataFile, Unsupported, commit_file
 
 ATTEMPTS = 5
-"""How often a commit is planned again after another writer committed first."""
+"""Maximum number of times that a commit is planned, if other writers commit first."""
 EPOCH = "PENSTOCK EPOCH"
 """The operation name of an epoch in the table's history."""
 
 
 def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Create `version` of the table from these actions, durably. False: that version already exists.
+    """Create `version` of the table from `actions`, durably. Returns False if that version already exists.
 
-    Files named in the actions must be durable before. This function syncs the directory of the table.
+    The files that the actions name must be durable before the call. Their directory entries need not be,
+    because this function syncs the directory of the table.
     """
     lines = (json.dumps(action, separators=(",", ":")) for action in actions)
     try:
@@ -42,8 +44,8 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
 
 
 def commit_info(operation: str, parameters: Mapping[str, str], *, adds_only: bool) -> dict[str, Any]:
-    """The entry in the table's history. `adds_only` must not be True for a commit that removes or depends on
-    rows.
+    """The action with a commit's entry in the table's history. `adds_only` must be false for a commit that
+    removes rows or depends on existing rows.
     """
     return {
         "commitInfo": {
@@ -81,7 +83,7 @@ def added(files: Iterable[SnapshotFile]) -> list[dict[str, Any]]:
 
 
 def removed(file: DataFile) -> dict[str, Any]:
-    """Remove a file, with its deletion vector."""
+    """The action that removes a file together with its deletion vector."""
     action: dict[str, Any] = {
         "path": file.path,
         "deletionTimestamp": now_ms(),
@@ -96,7 +98,7 @@ def removed(file: DataFile) -> dict[str, Any]:
 
 
 def marked(file: DataFile, vector: DeletionVector, rows: int) -> list[dict[str, Any]]:
-    """Give a file of `rows` rows another deletion vector."""
+    """The actions that give a file of `rows` rows another deletion vector."""
     again = {
         **file.action,
         "dataChange": True,
@@ -107,8 +109,8 @@ def marked(file: DataFile, vector: DeletionVector, rows: int) -> list[dict[str, 
 
 
 def wide_stats(stats: str | None, rows: int) -> str:
-    """The same statistics, with bounds marked as not tight. The text of the bounds stays unchanged to the
-    last digit.
+    """The same statistics, with bounds marked as not tight. The text of the bounds stays exactly the same; if
+    that is not possible, the bounds are left out.
     """
     found = json.loads(stats) if stats else {}
     if found.get("numRecords") == rows and stats is not None:

@@ -1,12 +1,12 @@
 """Compact files of a Delta table into one file, while epochs continue.
 
-Every epoch leaves a small file, which lookups and readers have to open; and deleted rows are read until their
-file is rewritten. A file that lost more than half of its rows is rewritten at once; small files are compacted
-when there are many. Rows are read one row group at a time.
+Every epoch leaves a small file, which lookups and readers have to open. Readers also read deleted rows until
+their file is rewritten. A file that lost more than half of its rows is rewritten at once; small files are
+compacted when there are many. Rows are read one row group at a time.
 
-The commit says that no row changed, and has no position. Epochs continue while the file is written. Rows that
-they delete in the meantime are located by their position in the new file, which then starts with a deletion
-vector.
+The commit says that no row changed, and has no position. While the new file is written, epochs may delete
+rows from the old files. These rows are located by their position in the new file, which then starts with a
+deletion vector.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CompactTask:
-    """Sent to an executor."""
+    """Compact the files of `table` into one file at `place`. Sent to an executor."""
 
     table: TableFiles
     place: SnapshotPlace
@@ -89,7 +89,7 @@ def _has_many_deleted(file: DataFile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SharedTable:
-    """A table that epochs change at the same time. No epoch commits while `commit_lock` is held."""
+    """A table that epochs may change at any time. No epoch commits while `commit_lock` is held."""
 
     path: Path
     commit_lock: AbstractContextManager[object]
@@ -99,8 +99,8 @@ class SharedTable:
 def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], executors: Executors) -> bool:
     """Compact `files` of the table, as it was in `state`, into one.
 
-    False: the table has changed in a conflicting way, or another writer committed first; then the new file is
-    removed.
+    Returns False if the table has changed in a conflicting way, or if another writer committed first. Then
+    the new file is removed.
     """
     path = shared.path
     check_writable(state)
@@ -143,7 +143,7 @@ def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], e
 
 
 def run_compaction(task: CompactTask) -> Compacted:
-    """Read the files and write one."""
+    """Read the files of a task and write them to one file."""
     counts = [0] * len(task.table.files)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -157,15 +157,15 @@ def run_compaction(task: CompactTask) -> Compacted:
 
 
 def _is_still_valid(before: DeltaState, now: DeltaState) -> bool:
-    """Whether files that were valid in the first state are valid in the second."""
+    """Whether a file written for the state `before` is valid in `now`: metadata and protocol are the same."""
     return before.metadata.action == now.metadata.action and before.protocol == now.protocol
 
 
 def _deleted_since(
     path: Path, before: DeltaState, now: DeltaState, files: Sequence[DataFile], counts: Sequence[int]
 ) -> Positions | None:
-    """Positions in the new file of rows that were deleted since; None if unknown, or if deleted rows came
-    back.
+    """The positions, in the new file, of rows that were deleted since `before`. None if they are unknown, or
+    if deleted rows came back.
     """
     found, start = [_NONE], 0
     for file, count in zip(files, counts, strict=True):
@@ -185,8 +185,8 @@ def _deleted_since(
 
 
 def _only_epochs(path: Path, after: int, upto: int) -> bool:
-    """Whether all commits are epochs. A file that an epoch removes has no rows left, and they are not in
-    another file.
+    """Whether all commits between two versions are epochs. A file that an epoch removes has no rows left.
+    Other commits may remove a file and write its rows to another one.
     """
     for version in range(after + 1, upto + 1):
         actions = [

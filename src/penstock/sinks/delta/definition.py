@@ -1,8 +1,8 @@
 """Definition of Delta tables: CREATE TABLE, properties, the place for snapshot files, and changes of columns.
 
 A change of columns is committed together with the rows that need it. With column mapping, files have physical
-names that never change, so a rename changes only the log. An added column is null in existing files. If it
-has another default, or a column gets a wider type, the existing files are rewritten.
+column names that never change, so a rename changes only the log. An added column is null in existing files.
+If the column has another default value, or if a column gets a wider type, the existing files are rewritten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.sinks.modes import Layout, Mode
 
 
 def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:
-    """The rest of a statement after CREATE TABLE."""
+    """The part of a CREATE TABLE or REPLACE TABLE statement that follows these words."""
     columns = [f"{quoted(field.name)} {sql_type(field.type)}" for field in layout.schema]
     return (
         f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
@@ -46,7 +46,7 @@ def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str
 
 
 def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
-    """Properties of a new table. Columns are mapped, so that a rename changes only the log."""
+    """The properties of a new table. They enable column mapping, so that a rename changes only the log."""
     return {
         OWNER: pipeline,
         KEY: json.dumps(list(layout.key)),
@@ -67,8 +67,8 @@ def ownership(pipeline: str, layout: Layout, source_oid: int) -> dict[str, str]:
 
 
 def check_adoptable(path: Path, layout: Layout) -> None:
-    """Raise unless a copy of the source would have all columns of the table, with the same types. Readers
-    must not lose a column.
+    """Raise unless a copy of the source would have all columns of the table, with the same types, so that
+    readers of the table lose no column.
     """
     summary = load_summary(path)
     found = pa.schema([]) if summary is None else table_schema(summary.metadata)
@@ -88,7 +88,9 @@ def check_adoptable(path: Path, layout: Layout) -> None:
 
 
 def is_unchanged(metadata: Metadata, layout: Layout, source_oid: int) -> bool:
-    """Whether the table still has the same source and all its columns. It may have more columns."""
+    """Whether the table still has the same source table, key and mode, and all columns of `layout`. It may
+    have more columns.
+    """
     known = {name: metadata.properties.get(name) for name in (KEY, SOURCE_OID, MODE)}
     expected = {
         KEY: json.dumps(list(layout.key)),
@@ -104,8 +106,8 @@ def listed(properties: Mapping[str, str]) -> str:
 
 
 def snapshot_place(path: Path, layout: Layout, fence: Position) -> SnapshotPlace | None:
-    """Where and how to write a snapshot that is exact at `fence`; None if there is no table with all
-    columns.
+    """The place for the files of a snapshot that is exact at `fence`; None if the table does not exist or
+    lacks a column.
     """
     summary = load_summary(path)
     names = [] if summary is None else table_schema(summary.metadata).names
@@ -139,7 +141,9 @@ class EvolvedState:
     state: DeltaState
     actions: tuple[dict[str, Any], ...]
     fills: Mapping[str, pa.Scalar]
-    """The default values of added columns for existing rows, where not NULL."""
+    """The default values of added columns for existing rows. Columns whose default value is NULL are not
+    included.
+    """
     is_rewritten: bool
     """Whether the existing files have to be rewritten."""
 
@@ -147,8 +151,8 @@ class EvolvedState:
 def evolve_state(
     state: DeltaState, evolution: Evolution, mode: Mode, properties: Mapping[str, str]
 ) -> EvolvedState:
-    """Change the columns of a state. `properties` are set as well. Raises `Unsupported` if the log alone
-    cannot express it.
+    """Change the columns of a state as `evolution` plans, and set `properties`. Raises `Unsupported` if a
+    commit to the log cannot make the change.
     """
     is_mapped = state.metadata.properties.get(_MODE, "none") == "name"
     if evolution.renamed and not is_mapped:
@@ -169,7 +173,7 @@ def evolve_state(
 
 
 class _Numbers:
-    """Column ids of column mapping, nested columns included."""
+    """Assigns the next column ids of column mapping, also to nested columns."""
 
     def __init__(self, last: int) -> None:
         self.last = last

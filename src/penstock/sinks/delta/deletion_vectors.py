@@ -1,16 +1,17 @@
-"""Deletion vectors: rows removed from a data file, as 64-bit Roaring bitmaps, inline in the log or in files;
-and paths in the log.
+"""Deletion vectors: the rows removed from a data file, as 64-bit Roaring bitmaps, inline in the log or in
+files. Also the check of the file paths in a log.
 
 Anyone who can write to the table's directory can write any path into its log. Every path is checked before
 the file is opened or removed: it must be inside the table's directory, outside `_delta_log`, and without a
 symbolic link below that directory.
 
-All numbers are little-endian. A set is divided by the upper 32 bits into bitmaps of 32-bit numbers, and each
-of those by its upper 16 bits into containers: an array of 16-bit numbers, a bitmap of 65,536 bits, or runs.
-We write the first two and read all three. https://github.com/RoaringBitmap/RoaringFormatSpec
+All numbers are little-endian. A set is divided by the upper 32 bits into bitmaps of 32-bit numbers. Each of
+these bitmaps is divided by the upper 16 bits into containers: an array of 16-bit numbers, a bitmap of 65,536
+bits, or runs. Penstock writes the first two kinds and reads all three.
+https://github.com/RoaringBitmap/RoaringFormatSpec
 
-A vector file has one vector for each data file that a commit affects, preceded by its length and followed by
-its CRC-32, big-endian.
+A vector file has one vector for each data file that a commit affects. Each vector is preceded by its length
+and followed by its CRC-32, both big-endian.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ _RUN_COOKIE = 12347
 _ARRAY_LIMIT = 4096
 _BITMAP_BYTES = 8192
 _OFFSETS_FROM = 4
-"""With runs, containers have offsets only if there are at least this many."""
+"""A bitmap with runs has container offsets only if it has at least this many containers."""
 
 
 def encode_positions(positions: Positions) -> bytes:
@@ -107,7 +108,7 @@ def encode_positions(positions: Positions) -> bytes:
 
 
 def _encode_bucket(values: npt.NDArray[np.uint32]) -> bytes:
-    """One bitmap of 32-bit numbers; `values` are in order."""
+    """Serialise one bitmap of 32-bit numbers; `values` are ascending."""
     keys, starts = _runs(values >> 16)
     counts = np.diff(starts, append=values.size)
     containers = [_encode_container(low) for low in np.split((values & 0xFFFF).astype("<u2"), starts[1:])]
@@ -244,7 +245,7 @@ class DeletionVector:
 
     @property
     def identity(self) -> str:
-        """With the file's path, identifies one state of a file."""
+        """A text that, together with the path of the data file, identifies one state of that file."""
         return f"{self.storage}{self.place}" + ("" if self.offset is None else f"@{self.offset}")
 
     def document(self) -> dict[str, object]:
@@ -308,8 +309,8 @@ def vector_name(vector: DeletionVector) -> str:
 def write_vectors(
     root: Path, positions: Iterable[tuple[str, Positions]], attempt: str | None = None
 ) -> dict[str, DeletionVector]:
-    """Write one vector for each path in `positions` to a new file of the table at `root`. Durable except for
-    the directory entry.
+    """Write one vector for each path in `positions` to a new file of the table at `root`. The file is
+    durable, but its directory entry is not.
 
     `attempt`, 16 hexadecimal digits, becomes the start of the file's name (see `remove_vectors`).
     """

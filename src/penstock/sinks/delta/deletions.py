@@ -1,10 +1,10 @@
-"""Positions of deleted rows, from the tasks that find them to deletion vectors, and data files rewritten with
-new column types.
+"""Turn the positions of deleted rows, which tasks find, into deletion vectors; and rewrite data files with
+changed columns.
 
-A task sends few positions to the driver, which writes the vectors. Many positions would exceed
-`spark.driver.maxResultSize` and the driver's memory: a task then writes them to a file in the table's
-directory and sends its name, and executors write the vectors. The driver removes these files when the vectors
-are written.
+If a task finds few positions, it sends them to the driver, which writes the vectors. Many positions would
+exceed `spark.driver.maxResultSize` and the driver's memory. The task then writes them to a file in the
+table's directory and sends the name of the file, and executors write the vectors. The driver removes such a
+file after the vectors are written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Deletions:
     found: tuple[FoundRows, ...] = ()
     count: int = 0
     file: str | None = None
-    """The file in the table's directory with the positions, instead of `found`."""
+    """The name of the file in the table's directory that has the positions, if they are not in `found`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class MarkTask:
 
 @dataclass(frozen=True, slots=True)
 class MarkedFile:
-    """A data file that loses rows; without a vector it loses all rows."""
+    """A data file that loses rows, and its new deletion vector; None if the file loses all rows."""
 
     path: str
     file_rows: int
@@ -79,7 +79,9 @@ class MarkedFile:
 
 
 def report(found: Sequence[FoundRows], place: SnapshotPlace, index: int, limit: int) -> Deletions:
-    """Report the rows that task `index` found. More than `limit` bytes are written to a file."""
+    """Return a report of the deleted rows that task `index` found. Positions of more than `limit` bytes are
+    written to a file.
+    """
     count = sum(each.positions.size for each in found)
     if count * _POSITION_BYTES <= limit:
         return Deletions(tuple(found), count)
@@ -95,7 +97,7 @@ def report(found: Sequence[FoundRows], place: SnapshotPlace, index: int, limit: 
 def mark_files(
     root: Path, files: Iterable[ScanFile], deletions: Sequence[Deletions], executors: Executors, attempt: str
 ) -> list[MarkedFile]:
-    """Write the vectors of all `files` that lose rows, one file per task."""
+    """Write the vectors of all `files` that lose rows. Each task writes one file."""
     task = MarkTask(str(root), tuple(sorted(files, key=lambda file: file.path)), tuple(deletions), attempt)
     if all(each.file is None for each in deletions):
         return list(run_mark(task))  # a Spark job would take longer
@@ -103,7 +105,7 @@ def mark_files(
 
 
 def run_mark(task: MarkTask) -> tuple[MarkedFile, ...]:
-    """Write the vectors. Runs on an executor, or in the driver if the driver has all positions."""
+    """Write the vectors of a task. Runs on an executor, or in the driver if the driver has all positions."""
     root, marked = Path(task.root), []
     before = {file.path: file.vector for file in task.files}
 
@@ -132,7 +134,7 @@ def of_file(path: str, deletions: Sequence[Deletions]) -> tuple[Deletions, ...]:
 
 
 def positions_in(root: str, path: str, deletions: Sequence[Deletions]) -> Positions:
-    """The deleted rows of one data file."""
+    """The positions of the deleted rows of one data file."""
     found = dict(_by_file(MarkTask(root, (ScanFile(path, (), None),), tuple(deletions))))
     return found[path][1] if path in found else np.empty(0, np.int64)
 
@@ -144,7 +146,7 @@ def remove_reports(root: Path, deletions: Iterable[Deletions]) -> None:
 
 
 def _shares(task: MarkTask) -> list[MarkTask]:
-    """Runs of data files, with the reports that concern them."""
+    """Divide a task into tasks for fewer data files, each with the reports that concern its files."""
     count = max(1, min(len(task.files), -(-sum(each.count for each in task.deletions) // _ROWS_A_TASK)))
     bounds = [len(task.files) * at // count for at in range(count + 1)]
     shares = []
@@ -164,8 +166,8 @@ def _of_files(paths: Collection[str], deletions: Sequence[Deletions]) -> tuple[D
 
 
 def _by_file(task: MarkTask) -> Iterator[tuple[str, tuple[int, Positions]]]:
-    """For each data file that loses rows: its row count and the deleted positions. Decodes one file at a
-    time.
+    """Yield the path, the row count and the positions of deleted rows of each data file that loses rows.
+    Decodes the positions of one file at a time.
     """
     parts: dict[str, list[FoundRows | tuple[int, bytes]]] = {file.path: [] for file in task.files}
     for each in task.deletions:
@@ -205,7 +207,7 @@ def _encoded(found: Sequence[FoundRows]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """Sent to an executor."""
+    """Rewrite `file` with the columns of `table`, without deleted rows. Sent to an executor."""
 
     table: TableFiles
     file: ScanFile
@@ -216,7 +218,7 @@ class RewriteTask:
 
 
 def run_rewrite(task: RewriteTask) -> SnapshotFile:
-    """Rewrite one data file; an empty result has no file."""
+    """Rewrite one data file. If no rows are left, no file is written."""
     return write_batches(_batches(task), task.place, task.index)
 
 

@@ -1,5 +1,5 @@
-"""Apply one epoch or one snapshot repair to a Delta table: plan tasks, run them on executors, commit what
-they wrote.
+"""Apply one epoch or one snapshot repair to a Delta table: plan tasks, run them on executors, commit the
+files that they wrote.
 
 Each task reads its part of the changes, reduces them, finds the rows to delete in the files of the table, and
 writes the rows to add to a new file. Positions of deleted rows become deletion vectors. The driver commits
@@ -79,7 +79,7 @@ class EpochTask:
     index: int
     views: Mapping[TableSchema, View] = field(default_factory=dict)
     reported_bytes: int = REPORTED_BYTES
-    """Limit for the positions of deleted rows that the task reports to the driver directly."""
+    """Maximum size of the positions of deleted rows that the task sends to the driver directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class EpochPart:
 
 @dataclass(frozen=True)
 class DeltaCommit:
-    """One commit by Penstock to the table at `path`, from `state` to the position `end`: the changes in
-    `slices`, or a repair.
+    """One commit by Penstock to the table at `path`, which is in the state `state`. It applies the changes in
+    `slices`, or a repair, and sets the position to `end`.
     """
 
     path: Path
@@ -118,10 +118,10 @@ class DeltaCommit:
     declared: tuple[dict[str, Any], ...] = field(default=(), kw_only=True)
     """Actions that change columns or properties. `state` already has the new columns and properties."""
     fills: Mapping[str, pa.Scalar] | None = field(default=None, kw_only=True)
-    """Values of existing rows in added columns. Not None: the existing files are rewritten with them.
+    """The default values of added columns for existing rows. If it is not None, the existing files are
+    rewritten with these values.
 
-    Rows that are looked up get these values too, so the result does not depend on how many changes an epoch
-    has.
+    Rows that are looked up get these values too, so the result does not depend on the size of an epoch.
     """
     attempt: str = field(default_factory=new_attempt, kw_only=True)
     """Part of the names of all files that are written for this commit, so that a failed attempt can remove
@@ -140,11 +140,11 @@ class DeltaCommit:
     def apply(self, executors: Executors) -> bool:
         """Apply `slices`.
 
-        False: another writer committed first, nothing was changed, and the caller has to load the table
-        again.
+        Returns False if another writer committed first. Then nothing was changed, and the caller has to load
+        the table again.
         """
         self.check(deletes=not self.adds_only)
-        # Otherwise tasks read files of the table, whose size has no limit.
+        # Tasks of any other epoch read files of the table, whose size has no limit.
         light = self.adds_only and are_light(self.slices)
         try:
             parts = (
@@ -197,7 +197,7 @@ class DeltaCommit:
         ]
 
     def table(self, *, scanned: bool) -> TableFiles:
-        """The table as executors know it; `scanned`: with its files."""
+        """The description of the table for executors; with `scanned`, it includes the table's files."""
         names, own = file_schema(self.state.metadata), table_schema(self.state.metadata)
         key = self.layout.identity if scanned else ()
         fields = tuple(names.field(own.get_field_index(name)) for name in key)
@@ -216,8 +216,8 @@ class DeltaCommit:
         """Commit the results of the tasks as the next version. Returns False if another writer has already
         committed that version.
 
-        In that case, and after an error before the commit, all written files are removed. `rewritten` has for
-        every file of the table its replacement, without the deleted rows.
+        In that case, and after an error before the commit, all written files are removed. `rewritten` has a
+        new file, without the deleted rows, for the path of every file of the table.
         """
         deletions = [part.deletions for part in parts]
         try:
@@ -250,7 +250,7 @@ class DeltaCommit:
         return is_ours
 
     def remove_files(self) -> None:
-        """Remove all files that were written for this commit. It must not have been tried."""
+        """Remove all files that were written for this commit. Call this only if the commit was not tried."""
         remove_attempt(self.path, self.attempt)
         remove_vectors(self.path, self.attempt)
 
@@ -273,7 +273,7 @@ class DeltaCommit:
 
     def _rewrite(self, parts: Sequence[EpochPart], executors: Executors) -> dict[str, SnapshotFile]:
         """Rewrite every existing file with `fills` and without deleted rows. Returns the new files by the
-        path of the old one.
+        path of the old file.
         """
         if any(part.emptied for part in parts):
             return {}
@@ -294,9 +294,9 @@ def _remove(files: Iterable[Path]) -> None:
 
 
 def read_small(path: Path, version: int | None, limit_bytes: int) -> pa.Table | None:
-    """Read one version of a small table, or the newest.
+    """Read one version of a small table, by default the newest.
 
-    None: it is larger than the limit, or only Delta itself can read it.
+    Returns None if the table is larger than the limit, or if only Delta itself can read it.
     """
     try:
         state = load_state(path) if version is None else load_version(path, version)
@@ -354,7 +354,7 @@ def _write(task: EpochTask, rows: Iterable[pa.Table]) -> SnapshotFile:
 
 
 def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows with all columns of the table, in its order. Columns that other writers added are null."""
+    """Rows with all columns of the table, in the table's order. Columns that other writers added are null."""
     columns = [
         rows.column(field.name)
         if field.name in rows.column_names

@@ -2,10 +2,11 @@
 leftover files.
 
 The log keeps the last version of a transaction id even if RESTORE brings back older rows. So the applied
-position is read from our last commit. If the table was restored after that commit, the position is that of
-the restored version.
+position is read from Penstock's last commit in the log. If the table was restored after that commit, the
+position is that of the restored version.
 
-If the commit is no longer in the log, the position comes from a checkpoint.
+If the log no longer has that commit, the position is the recorded version of the transaction id. If the table
+was also restored, the position comes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from penstock.sinks.modes import Mode
 
 
 def committed_position(path: Path, application: str, version: int) -> Position | None:
-    """The position in one commit; None if it has no position of this pipeline, or no longer exists as a
-    file.
+    """The position in the commit `version`; None if that commit has no position of this pipeline, or is no
+    longer in the log.
     """
     return _position(_actions(path, version, "txn") or [], application)
 
@@ -66,8 +67,8 @@ def has_moved(path: Path, application: str, version: int) -> bool:
 def held_position(path: Path, application: str, version: int) -> Position | None:
     """The position that the table holds at `version`, according to its commits.
 
-    None if the log does not reach back far enough. In that case the table was not restored since, and holds
-    the last recorded position.
+    None if the log does not reach back to the commit with the position, and has no RESTORE. The table then
+    holds the last recorded position.
     """
     was_restored = False
     while version >= 0:
@@ -153,15 +154,15 @@ class TableSummary:
     version: int
     metadata: Metadata
     position_of: Callable[[str], int | None]
-    """The version of a transaction id, as last written; `RESTORE` does not change it."""
+    """Function that returns the last version of a transaction id in the log; `RESTORE` does not change it."""
     files: Callable[[], set[str]]
-    """The paths of the data files, as the log writes them."""
+    """Function that returns the paths or URIs of the data files."""
 
 
 def load_summary(path: Path) -> TableSummary | None:
-    """The table as it is now; None if there is none.
+    """Load the current state of the table; None if there is no table.
 
-    Where our own reader does not support the log, deltalake reads it.
+    If Penstock's own reader does not support the log, deltalake reads it.
     """
     try:
         state = load_without_files(path)
@@ -186,7 +187,9 @@ def _summary_of(log: DeltaTable) -> TableSummary:
 
 
 def open_log(path: Path) -> DeltaTable | None:
-    """The log as it is now, read by deltalake, which also writes commits without rows."""
+    """Open the log with deltalake, which also commits snapshot files and positions (see `_commit`). Returns
+    None if there is no table.
+    """
     try:
         return DeltaTable(path)
     except TableNotFoundError:
@@ -202,7 +205,7 @@ def open_log(path: Path) -> DeltaTable | None:
 def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
     """Load the state of a target.
 
-    None if there is no table. Raises `TargetForeignError` if this pipeline did not write it.
+    Returns None if there is no table. Raises `TargetForeignError` if this pipeline did not write it.
     """
     summary = load_summary(path)
     if summary is None:
@@ -230,8 +233,8 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
 
 
 def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
-    """Also None if the text names columns that the table lacks: it was written for a copy that did not
-    finish.
+    """Parse the origin of a table from a table property. Returns None if there is none, or if it names
+    columns that the table lacks, because it was written for a copy that did not finish.
     """
     origin = Origin.parse(text) if text else None
     is_there = origin is not None and all(
@@ -241,7 +244,7 @@ def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
 
 
 def load_applied(path: Path, application: str) -> Position | None:
-    """The position that the table holds. None also if there is no table."""
+    """The applied position of the table; None if it has none, or if there is no table."""
     summary = load_summary(path)
     return None if summary is None else _applied(summary, path, application)
 
@@ -249,9 +252,9 @@ def load_applied(path: Path, application: str) -> Position | None:
 def load_with_position(
     states: DeltaStates, path: Path, application: str
 ) -> tuple[DeltaState | None, Position | None]:
-    """The current state of the table, and its applied position.
+    """Load the current state of the table, and its applied position.
 
-    The state is None if there is no table, or if our own reader does not support its log.
+    The state is None if there is no table, or if Penstock's own reader does not support its log.
     """
     try:
         state = states.load(path)
@@ -264,10 +267,10 @@ def load_with_position(
 
 
 def version_at(path: Path, application: str, position: Position) -> int | None:
-    """The newest version with no changes of the pipeline after `position`. None if there is none, or no
-    table.
+    """The newest version in which the pipeline has applied no change after `position`. None if the log no
+    longer has that version, or if there is no table.
 
-    Later commits of others, such as compaction or foreign changes, belong to the version.
+    The version includes later commits without a position, such as compaction or changes by other writers.
     """
     summary = load_summary(path)
     if summary is None:
@@ -288,7 +291,9 @@ def version_at(path: Path, application: str, position: Position) -> int | None:
 
 
 def _applied(summary: TableSummary, path: Path, application: str) -> Position | None:
-    """None also for a table whose first snapshot did not finish."""
+    """The applied position; None if the table has none, for example because its first snapshot did not
+    finish.
+    """
     recorded = summary.position_of(application)
     if recorded is None or recorded == Position.ZERO.value:
         return None
@@ -317,7 +322,9 @@ def active_files(path: Path) -> set[Path]:
 
 
 def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
-    """Add files in the table's directory and set the position, in one commit. `Position.ZERO` means none."""
+    """Add files in the table's directory and set the position, in one commit. `Position.ZERO` stands for no
+    position.
+    """
     now = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [
         AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows
@@ -326,7 +333,9 @@ def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], pos
 
 
 def record_position(path: Path, application: str, position: Position) -> None:
-    """Commit only the position. `Position.ZERO` means none: the table is no longer a copy of the source."""
+    """Commit only the position. `Position.ZERO` stands for no position: the table is then no longer a copy of
+    the source.
+    """
     _commit(path, application, [], position, int(time.time() * 1000))
 
 
@@ -353,10 +362,10 @@ def _commit(
 
 
 def _source_columns(path: Path, metadata: Metadata, mode: Mode) -> pa.Schema:
-    """The source's columns as the target has them, without those that the mode adds."""
+    """The source's columns as the target has them, without the columns that the mode adds."""
     try:
         schema = table_schema(metadata)
-    except Unsupported:  # a type that our own reader does not have
+    except Unsupported:  # a type that Penstock's own reader does not support
         log = open_log(path)
         assert log is not None
         schema = pa.schema(log.schema().to_arrow())
@@ -397,7 +406,9 @@ def unfinished_files(path: Path) -> set[Path]:
 
 
 def remove_attempts(path: Path, files: Iterable[SnapshotFile]) -> None:
-    """Remove other attempts at the chunks of a snapshot that is now part of the table as `files`."""
+    """Remove the files of failed attempts to write the chunks of a snapshot. `files` are the files of the
+    snapshot, which are now part of the table.
+    """
     prefixes = {file.name.rsplit("-", 2)[0] for file in files}
     found = {attempt for prefix in prefixes for attempt in storage.list_paths(path, f"{prefix}-*.parquet")}
     for attempt in found - active_files(path):
@@ -424,7 +435,7 @@ def remove_half_made(path: Path) -> None:
 
 
 def _named_files(path: Path) -> set[str]:
-    """All snapshot files that the commits of the log name."""
+    """The names of all snapshot files that the commits of the log name."""
     names: set[str] = set()
     for commit in storage.list_paths(path / "_delta_log", "*.json"):
         names.update(name.decode() for name in _NAMED.findall(storage.read(commit) or b""))

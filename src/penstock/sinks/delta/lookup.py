@@ -1,11 +1,11 @@
-"""Find rows of a Delta table by key on executors: candidate files by statistics, then file and row positions.
+"""Find rows of a Delta table by key, on executors. Files that cannot contain any of the keys, according to
+the statistics in the log, are skipped; the other files are searched.
 
-Only integers, dates, times and texts are compared with the statistics in the log, with a tolerance: the log
-truncates long texts and rounds times, writers format other numbers differently, and some values have no
-common order. A file whose statistics cannot be compared is a candidate.
+Only integers, dates, timestamps and texts are compared with the statistics, because writers format other
+numbers differently, and some values have no common order. The comparison has a tolerance, because the log
+truncates long texts and rounds timestamps. A file whose statistics cannot be compared is searched.
 
-Only the key columns are read, and only from candidate files. Rows that a deletion vector removed are not
-found.
+A search reads only the columns that are compared. Rows that a deletion vector removed are not found.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from penstock.sinks.row_chains import RowGroup, StoredRows, bools_of, take
 from penstock.sinks.row_files import open_data_file
 
 Bound: TypeAlias = int | str | None
-"""None: unknown."""
+"""A minimum or maximum that keys can be compared with; None if it is unknown."""
 Bounds: TypeAlias = tuple[tuple[Bound, Bound], ...]
-"""Minimum and maximum of each key column. Sent to the executors."""
+"""The minimum and maximum of each key column. Sent to the executors."""
 
 _MANY = 10_000
 _CUT_OFF = 32
-"""Texts of this length may have been truncated."""
+"""A text of at least this length in the statistics may have been truncated."""
 _ROUNDED_US = 60_001_000
-"""Statistics have milliseconds; and Spark may write historical time zones without their seconds."""
+"""Tolerance in microseconds: statistics have milliseconds, and Spark may write historical time zones without
+their seconds.
+"""
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,7 +77,7 @@ def _high(value: Any, kind: pa.DataType) -> Bound:
 
 
 def _bound(value: Any, kind: pa.DataType) -> Bound:
-    """A bound as a value that `probes` compares."""
+    """Convert a value of the statistics to the form that `_probes` returns; None if it cannot be compared."""
     if pa.types.is_integer(kind):
         return value if type(value) is int else None
     if not isinstance(value, str):
@@ -99,7 +101,7 @@ def _microseconds(moment: datetime, *, is_zoned: bool) -> int | None:
 
 
 class Probes:
-    """Keys, in the form that is compared with bounds."""
+    """The keys of a lookup, in a form that can be compared with bounds."""
 
     def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
         self._columns = [_probes(keys.column(name)) for name in names]
@@ -112,7 +114,9 @@ class Probes:
 
 
 def _probes(column: pa.ChunkedArray) -> list[Any] | None:
-    """The values in order, or for very many their minimum and maximum; None if they cannot be compared."""
+    """The values in ascending order. If there are more than `_MANY`: their minimum, None, and their maximum.
+    None if the values cannot be compared with bounds.
+    """
     kind = column.type
     if column.null_count:
         return None
@@ -150,32 +154,34 @@ class ScanFile:
 
     path: str
     bounds: Bounds
-    """For the columns of `TableFiles.key`."""
+    """The bounds of the columns in `TableFiles.key`."""
     vector: DeletionVector | None
 
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """One version of a table. Sent to the executors."""
+    """The columns and files of one version of a table. Sent to the executors."""
 
     root: str
     schema: pa.Schema
-    """With the logical names."""
+    """The columns with their logical names."""
     names: pa.Schema
-    """The same columns with the physical names."""
+    """The same columns with their physical names."""
     key: tuple[str, ...]
     files: tuple[ScanFile, ...]
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """Default values, where not NULL, of existing rows in columns that this version adds."""
+    """The default values of the columns that this version adds, for existing rows. Columns whose default
+    value is NULL are not included.
+    """
 
     def field(self, name: str) -> pa.Field:
-        """A column as the files have it."""
+        """A column as the files have it, with its physical name."""
         return self.names.field(self.schema.get_field_index(name))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of one file."""
+    """The rows that a lookup found in one file."""
 
     path: str
     file_rows: int
@@ -184,15 +190,15 @@ class FoundRows:
 
 
 def find_rows(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[FoundRows]:
-    """The rows whose columns `names` equal a row of `keys`, which are distinct; for each file that has such
-    rows.
+    """Find the rows whose columns `names` equal one of `keys`, which are distinct. Returns one result for
+    each file that has such rows.
     """
     return [found for found, _ in _find(table, keys, names)]
 
 
 def find_counted(table: TableFiles, keys: pa.Table, names: Sequence[str], counts: Numbers) -> list[FoundRows]:
-    """Of equal rows, only as many as `counts` has for each of `keys`: some of several indistinguishable
-    rows.
+    """Like `find_rows`, but find at most as many rows for each of `keys` as `counts` says. The rows that
+    equal one key are indistinguishable, so it does not matter which of them are found.
     """
     left = counts.copy()
     kept = []
@@ -209,7 +215,7 @@ def find_counted(table: TableFiles, keys: pa.Table, names: Sequence[str], counts
 
 
 def _find(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[tuple[FoundRows, Numbers]]:
-    """Also returns, for each row, the number of its key."""
+    """Like `find_rows`, but also return, for each row, the number of its key in `keys`."""
     if not keys.num_rows:
         return []
     bounded = [name for name in table.key if name in names]
@@ -226,13 +232,15 @@ def _find(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[tuple
 
 
 def read_rows(table: TableFiles, found: Sequence[FoundRows], known: Sequence[str]) -> StoredRows:
-    """Load these rows with all columns; of many rows, the columns `known` first and the others on demand."""
+    """Load the rows `found`. If there are many, only the columns `known` are loaded now, and whole rows on
+    demand.
+    """
     groups = [group for each in found for group in _found_groups(table, each)]
     return StoredRows.load(groups, table.schema, known)
 
 
 def all_rows(table: TableFiles) -> list[FoundRows]:
-    """All rows of the table."""
+    """The positions of all rows of the table, without deleted rows."""
     found = []
     for file in table.files:
         with _open(table, file.path) as parquet:
@@ -242,7 +250,7 @@ def all_rows(table: TableFiles) -> list[FoundRows]:
 
 
 def read_within(table: TableFiles, limit_bytes: int) -> pa.Table | None:
-    """All rows of the table; None if they exceed `limit_bytes` of memory."""
+    """Read all rows of the table. Returns None if they exceed `limit_bytes` of memory."""
     parts, size = [table.schema.empty_table()], 0
     for file in table.files:
         for rows in read_groups(table, file):
@@ -254,7 +262,9 @@ def read_within(table: TableFiles, limit_bytes: int) -> pa.Table | None:
 
 
 def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None) -> Iterator[pa.Table]:
-    """The rows of a file without those at `gone`, one row group at a time."""
+    """Yield the rows of a file, one row group at a time, without deleted rows and the rows at positions
+    `gone`.
+    """
     with _open(table, file.path) as parquet:
         for group, start, count in _groups(parquet.metadata):
             rows = _columns(table, parquet.read_row_group(group), table.schema.names)
@@ -282,7 +292,7 @@ def _load_group(table: TableFiles, path: str, group: int, at: Positions, names: 
 
 
 class _Wanted:
-    """Keys, and how to find them in a file."""
+    """Finds the rows of a file that have one of the keys of a lookup."""
 
     def __init__(self, table: TableFiles, keys: pa.Table, names: Sequence[str]) -> None:
         self._table = table
@@ -290,7 +300,7 @@ class _Wanted:
         self._names = list(names)
         plain = [name for name in names if _has_plain_equality(table.schema.field(name).type)]
         self._sets = {name: keys.column(name).combine_chunks().unique() for name in plain}
-        # Where a column cannot hold a value, it is null and `_exact` has the text.
+        # If a column cannot hold a value, the column is null and `_exact` has the text, so read `_exact` too.
         self._read = [*names, EXACT] if any(keys.column(name).null_count for name in names) else self._names
 
     def find(self, file: ScanFile) -> tuple[FoundRows, Numbers]:
@@ -310,7 +320,9 @@ class _Wanted:
         return FoundRows(file.path, count, positions[alive]), numbers[alive]
 
     def _may_be_in(self, group: pq.RowGroupMetaData) -> bool:
-        """By the file's own statistics of integers. A name with a dot may be that of a nested column."""
+        """Whether a row group can contain one of the keys, according to the file's own statistics of integer
+        columns. Names with a dot are not checked, because they may be paths of nested columns.
+        """
         wanted = {
             self._table.field(name).name: values
             for name, values in self._sets.items()
@@ -336,7 +348,9 @@ class _Wanted:
         return True
 
     def _match(self, rows: pa.Table) -> tuple[Positions, Numbers]:
-        """Rows with one of the keys, and the number of the key. Most rows are excluded by a single column."""
+        """Return the indexes of the rows that have one of the keys, and for each of them the number of its
+        key. Comparing single columns first excludes most rows.
+        """
         candidates = np.arange(rows.num_rows)
         for name, values in self._sets.items():
             column = rows.column(name)
@@ -354,7 +368,9 @@ class _Wanted:
 
 
 def _has_plain_equality(kind: pa.DataType) -> bool:
-    """Not floats, which have two zeros, and not nested types."""
+    """Whether Arrow's comparison of values of this type equals the comparison of keys. That is not so for
+    floats, which have two zeros, and for nested types.
+    """
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
 
 
@@ -365,7 +381,7 @@ def _without_deleted(table: TableFiles, file: ScanFile, positions: Positions) ->
 
 
 def _groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int, int]]:
-    """Number, first row and row count of each row group."""
+    """Yield the number, the first row and the row count of each row group."""
     start = 0
     for group in range(metadata.num_row_groups):
         count = metadata.row_group(group).num_rows
@@ -378,7 +394,9 @@ def _open(table: TableFiles, path: str) -> AbstractContextManager[pq.ParquetFile
 
 
 def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The table's columns of rows from a file. Columns added later are null or have their default value."""
+    """Convert rows of a file to the table's columns `names`. A column that was added after the file was
+    written is null, or has its default value.
+    """
     found: Mapping[str, pa.ChunkedArray] = dict(zip(rows.column_names, rows.columns, strict=True))
     columns = []
     for name in names:

@@ -1,20 +1,22 @@
 """Maintenance of Delta tables: compaction, checkpoints, log cleanup and VACUUM, with the retention that a
 table's properties require.
 
-One thread runs it, table by table, while epochs continue. Due work is derived from the table itself, so
-restarts do not matter. It changes no rows and no position; a failed step is due again next time.
+One thread maintains one table after the other, while epochs continue. It derives the work that is due from
+the table itself, so restarts do not matter. Maintenance changes no row and no position; a failed step is due
+again next time.
 
-Every epoch adds a commit, and every listing of the log reads all of them. The newest checkpoint at or before
-the oldest kept version becomes the start of the log. Files that commits before it removed are not used by any
-kept version, and are deleted by name, without listing the directory. VACUUM removes files that no commit
-names, and files that a RESTORE duplicated. After a crash the log only starts earlier.
+Every epoch adds a commit to the log, and every listing of the log returns all commits. So the log is trimmed:
+the newest checkpoint at or before the oldest kept version becomes the start of the log. No kept version uses
+the data files that commits up to this checkpoint removed, so these files are deleted by name, without listing
+the directory. VACUUM deletes the other unused files: those that no commit names, and those that were removed
+before a RESTORE. A crash while the log is trimmed only makes the log begin earlier.
 
 A version is current until its successor is committed, so its age for the retention is the age of the
-successor. In the same way, readers may use a checkpoint until the next one has existed for a while, whatever
-the age of its version.
+successor. In the same way, readers may use a checkpoint until the next checkpoint has existed for a while,
+whatever the age of the versions.
 
-Retention properties are intervals as Spark writes them: `interval 30 days`, `interval 1 week 12 hours`.
-Unreadable ones mean forever.
+Retention properties are intervals as Spark writes them: `interval 30 days`, `interval 1 week 12 hours`. A
+property that cannot be parsed means forever.
 """
 
 from __future__ import annotations
@@ -77,19 +79,21 @@ _SECONDS = {
 
 
 def required_retention_seconds(properties: Mapping[str, str]) -> float:
-    """The time travel period that the table's properties require; 0 if none."""
+    """The period of time travel that the table's properties require, in seconds; 0 if they require none."""
     return max(
         (parse_interval(properties[name]) for name in (_LOG, _FILES) if name in properties), default=0.0
     )
 
 
 def removed_file_retention_seconds(properties: Mapping[str, str]) -> float:
-    """How long Delta needs the record of a removed file."""
+    """The time in seconds for which Delta needs the record of a removed file."""
     return parse_interval(properties[_FILES]) if _FILES in properties else _FILES_SECONDS
 
 
 def parse_interval(text: str) -> float:
-    """An interval in seconds. Months and years have no fixed length; Delta rejects them too."""
+    """Convert an interval to seconds; infinity if it cannot be parsed. Months and years cannot, because they
+    have no fixed length; Delta rejects them too.
+    """
     match = _INTERVAL.fullmatch(text.lower())
     parts = [(int(count), unit.removesuffix("s")) for count, unit in _PART.findall(match[1])] if match else []
     if not parts or any(unit not in _SECONDS for _, unit in parts):
@@ -106,10 +110,12 @@ _READ_SECONDS = 600.0
 
 
 class LogTrimmer:
-    """Trims the log of one table. Used by one thread; other writers may commit, but only this one trims."""
+    """Trims the log of one table. Used by one thread. Other writers may commit at the same time, but must not
+    trim the log.
+    """
 
     def __init__(self, path: Path, table: str | None) -> None:
-        """`table` distinguishes the table from a former one at the same path."""
+        """`table` is the id of the table, which distinguishes it from a former table at the same path."""
         self.table = table
         self._path = path
         names = storage.list_files(path / "_delta_log")
@@ -118,23 +124,24 @@ class LogTrimmer:
         self._seen = self._first - 1
         self._restored = -1
         self._times_ms = array("q")
-        """Commit times of the versions from the first one on, as far as they were read."""
+        """The commit times of the log's versions, beginning with the first version, as far as they were read.
+        """
         self._owned: int | None = None
         self._foreign: set[int] = set()
-        """Checkpoints of other writers, as far as they were checked."""
+        """The checkpoints that were found to be made by other writers."""
 
     @property
     def checkpoint(self) -> int:
-        """The newest known checkpoint; -1: none."""
+        """The version of the newest known checkpoint; -1 if there is none."""
         return max(self._checkpoints, default=-1)
 
     def has(self, checkpoint: int) -> None:
-        """Record that another one was written."""
+        """Record that the checkpoint of this version was written."""
         if checkpoint not in self._checkpoints:
             self._checkpoints.append(checkpoint)
 
     def trim(self, state: DeltaState, settings: MaintenanceSettings) -> None:
-        """Remove the versions that `settings` does not keep. `state` is the table now."""
+        """Remove the versions that `settings` does not keep. `state` is the current state of the table."""
         if settings.keep_seconds is None:
             return
         begins = self._choose_start(state, settings)
@@ -143,8 +150,8 @@ class LogTrimmer:
         self._remove_checkpoints(time.time() - min(settings.hold_seconds, _READ_SECONDS))
 
     def _choose_start(self, state: DeltaState, settings: MaintenanceSettings) -> int:
-        """The version at which the log should begin. Readers of the previous checkpoint get time to
-        finish.
+        """The version at which the log should begin: the newest checkpoint that no kept version precedes. A
+        checkpoint younger than `hold_seconds` does not count, so that readers of the previous one can finish.
         """
         oldest, written = self._oldest_kept(state, settings), time.time() - settings.hold_seconds
         return max(
@@ -164,8 +171,8 @@ class LogTrimmer:
         self._first = begins
 
     def oldest_kept_ms(self, state: DeltaState, settings: MaintenanceSettings) -> int:
-        """A time in milliseconds: files that were removed after it are still needed, by kept versions or, if
-        no version is removed, by Delta.
+        """The time in milliseconds after which removed files are still needed: by kept versions, or by Delta
+        if no version is ever removed.
         """
         if settings.keep_seconds is None:
             return int(
@@ -183,7 +190,7 @@ class LogTrimmer:
         return many if many > young >= self._owned_since(state.version) else young
 
     def _current(self, version: int, seconds: float) -> int:
-        """The version that was current `seconds` ago; the first one if that is unknown.
+        """The version that was current `seconds` ago; the first version of the log if that is unknown.
 
         As in Delta, no version is older than its predecessor, whatever the time of its file.
         """
@@ -226,7 +233,7 @@ class LogTrimmer:
         return any(OWNER in properties for properties in found)
 
     def _keep_restored(self, version: int) -> None:
-        """A RESTORE may have brought back removed files."""
+        """Find the newest RESTORE up to `version`, which may have brought back removed files."""
         for number in range(self._seen + 1, version + 1):
             if is_restore(list(self._actions(number, b'"commitInfo"'))):
                 self._restored = number
@@ -247,7 +254,9 @@ class LogTrimmer:
                 storage.delete(table_file(self._path, quote(name)))
 
     def _files(self, action: Mapping[str, Any]) -> Iterator[str]:
-        """The paths of a file of the table and of its vector. Files outside of the table are ignored."""
+        """Yield the paths of a data file and of the file with its deletion vector. Files outside of the
+        table's directory are ignored.
+        """
         found = action.get("deletionVector")
         uris = [action["path"]]
         if found is not None and found["storageType"] != "i":
@@ -267,10 +276,11 @@ class LogTrimmer:
         self._checkpoints = [each for each in self._checkpoints if each != version]
 
     def _remove_checkpoints(self, written: float) -> None:
-        """Delete some checkpoints of older versions, since each one lists all removed files.
+        """Delete most checkpoints of older versions, since each one lists all removed files.
 
-        A checkpoint is deleted if the next one has existed since `written`. Checkpoints of other writers are
-        kept.
+        A checkpoint is deleted if the next one was written at or before the time `written`. The first and the
+        newest checkpoint, one checkpoint per `_FEW_COMMITS` commits, and the checkpoints of other writers are
+        always kept.
         """
         ordered = sorted(self._checkpoints)
         kept = ordered[:1]
@@ -316,11 +326,11 @@ class DeltaMaintenance:
         self._rests: dict[Path, Cooldown] = {}
         self._trimmers: dict[Path, LogTrimmer] = {}
         self._left: dict[Path, int] = {}
-        """Versions whose checkpoint was left to Delta."""
+        """The last version of each table whose checkpoint was left to Delta."""
 
     def run(self, table: SharedTable, application: str) -> None:
-        """Do the maintenance that is due. `application` is the table's transaction id. Pauses only after work
-        that needs a Spark job.
+        """Do the maintenance that is due. `application` is the table's transaction id. Compaction, which runs
+        a Spark job, is followed by a pause before the next compaction.
         """
         with table.commit_lock:
             state = table.load()
@@ -337,11 +347,11 @@ class DeltaMaintenance:
             else []
         )
         if files:
-            with rest.after(), suppress(Unsupported):  # the user runs OPTIMIZE on such a table
+            with rest.after(), suppress(Unsupported):  # users have to run OPTIMIZE on such a table
                 compact(table, state, files, self._executors)
 
     def _checkpoint(self, path: Path, application: str, state: DeltaState) -> None:
-        """Write a checkpoint and trim the log."""
+        """If a checkpoint is due, write it and trim the log."""
         every, version = self._settings.checkpoint_after, state.version
         trimmer = self._trimmer(path, state)
         is_due = every and version - max(trimmer.checkpoint, self._left.get(path, -1)) >= every
@@ -365,7 +375,7 @@ class DeltaMaintenance:
         return found
 
     def _write_by_delta(self, path: Path, version: int) -> None:
-        """Let Delta write a checkpoint. It also removes expired parts of the log."""
+        """Let Delta write a checkpoint. Delta then also removes expired parts of the log."""
         write_checkpoint_by_delta(self._spark, path)
         if newest_checkpoint(path) < version:  # Delta does not report why
             _log.warning("no checkpoint was written", extra={"path": str(path), "version": version})
@@ -394,7 +404,9 @@ class DeltaMaintenance:
 
 
 def retained_hours(path: Path, keep_seconds: float) -> int | None:
-    """The retention to pass to VACUUM, at least what the table requires; None: forever."""
+    """The retention in hours to pass to VACUUM, at least what the table requires; None if files must be kept
+    forever.
+    """
     summary = load_summary(path)
     seconds = (
         math.inf
@@ -405,7 +417,9 @@ def retained_hours(path: Path, keep_seconds: float) -> int | None:
 
 
 def remove_temporary(path: Path) -> None:
-    """Remove unfinished commits after a crash. A commit in progress is less than an hour old."""
+    """Remove temporary files of commits that a crash interrupted. A commit in progress takes less than an
+    hour.
+    """
     for file in storage.list_paths(path / "_delta_log", _TEMPORARY):
         try:
             if time.time() - storage.modified_seconds(file) > _FORGOTTEN_SECONDS:

@@ -1,30 +1,29 @@
-"""Apply epochs with Spark's MERGE to tables that use Delta features our own commits do not support.
+"""Apply epochs with Spark's MERGE to Delta tables with features that Penstock's own commits do not support.
 
 An epoch of inserts is an append, an epoch that empties the table is one overwrite, any other epoch is one
-MERGE. The session writes the position with each of these commits. This module also holds the reduction of an
-epoch's changes in Spark SQL, the only one besides `fold`.
+MERGE. The session writes the position with each of these commits. This module also reduces the changes of an
+epoch, in Spark SQL. It is the only such reduction besides `fold`.
 
 `collapse` reduces changes, ordered by `(_commit_version, _ordinal)`, to one row per key with these columns:
 
-- `value_<i>`: the new values. The table's own names do not appear, so they cannot conflict with the following
-  ones;
-- `_exact`: their exact texts;
+- `value_<i>`: the new value of column number i. The table's own column names are not used, because they could
+  conflict with the following names;
+- `_exact`: the exact texts of the new values;
 - `_op`: `delete` or `upsert`;
 - `_there`: whether the target had the row before the epoch, under the key in the next columns;
-- `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see
+- `match_<j>` for each key column, and `match_text_<j>` for key columns whose exact value may be a text (see
   `may_be_text`);
 - `_commit_version` and `_ordinal` of the last change;
 - `_kept`: names of the columns whose value in the target stays; null if there are none.
 
-`match` is the key itself, except where a key change leaves an unchanged TOAST value behind: only the row
-under the old key has that value, so that row is updated in place, with its key, instead of being deleted and
-inserted.
+`match_<j>` has the key itself, except after a key change with an unchanged TOAST value. Only the row with the
+old key has that value. So MERGE finds that row by its old key and updates it, including the key, instead of
+deleting a row and inserting another.
 
-For that, changes are grouped by *chain* instead of by key. A chain begins with an insert, or with a row of
-the target. An insert that is half of a key change with unchanged values continues the chain that the other
-half ends: the delete with the ordinal before it. A chain is identified by the position and ordinal of its
-first change. Within a chain an unchanged value is the last value that was sent; if none was, the target keeps
-its value.
+For that, changes are grouped by *chain* instead of by key. A chain begins with an insert, or with the first
+change to a row of the target. But the insert of a key change with unchanged values continues the chain of the
+delete right before it. A chain is identified by the position and ordinal of its first change. Within a chain,
+an unchanged value is the last value that was sent. If none was sent, the target keeps its value.
 
 MERGE stops at the first row that a constraint of the table rejects. `find_rejected` evaluates the constraints
 on the rows that MERGE would write, to find all rejected rows.
@@ -69,8 +68,8 @@ _BROADCAST_EDGES = 100_000
 _ROW = ("22001", "22003", "23")
 """SQLSTATEs, or their prefixes, that mean that a value does not fit its column or violates a constraint."""
 _TABLE = ("0A", "42809", "56038")
-"""The table rejects this kind of write: it is append-only, or requires features that this Delta version
-lacks.
+"""SQLSTATEs that mean that the table rejects this kind of write: it is append-only, or requires features that
+this Delta version lacks.
 """
 _NAMES = ("constraintName", "columnName")
 """The message parameters that may be shown. All others are values."""
@@ -127,15 +126,15 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def _is_about_rows_or_table(state: str, error_class: str) -> bool:
-    """Excludes wrapper errors of writing tasks, and Delta's version conflicts, which use the class of numeric
-    overflow.
+    """Whether a row or the table rejects the write. Errors that wrap those of tasks do not count, and neither
+    do Delta's version conflicts, which use the SQLSTATE of numeric overflow.
     """
     return state.startswith((*_ROW, *_TABLE)) and not (state == "22003" and error_class.startswith("DELTA_"))
 
 
 def _find_refusal(error: BaseException) -> tuple[str, str]:
-    """The SQLSTATE of Delta's error, empty if none, and the violated rule. The message itself quotes
-    the row.
+    """The SQLSTATE of Delta's error and the violated rule; both are empty if there is no such error. The
+    error's message is not used, because it quotes the row.
     """
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while java is not None:
@@ -164,10 +163,10 @@ VIEW = "penstock_changes"
 
 
 def check_not_moved(changes: DataFrame, path: Path, application: str, version: int) -> DataFrame:
-    """`changes`, with an error for the reader if this pipeline has committed to the table since `version`.
+    """Return `changes`, whose reading fails if this pipeline has committed to the table after `version`.
 
-    Delta reads the changes after its transaction began, and detects later commits itself. But it would treat
-    rows of earlier commits as existing rows, and duplicate them.
+    Delta itself detects commits after its transaction began. But a commit between `version` and that time
+    could have inserted rows of `changes`, and Delta would insert them again.
     """
 
     checked: list[bool] = []
@@ -199,8 +198,8 @@ def merge_changes(
         values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
         rest.select(*values, EXACT).write.format("delta").mode("overwrite").save(place)
     elif may_append and not (counts.updates or counts.deletes or counts.moves):
-        # An insert never conflicts with a row of the target: the target equals the source just before, where
-        # the key is unique.
+        # An insert never conflicts with a row of the target: right before the insert, the target equals the
+        # source, whose keys are unique.
         rows = changes.select(*(quoted(name) for name in target.schema.names), EXACT)
         rows.write.format("delta").mode("append").save(place)
     else:
@@ -211,8 +210,8 @@ def merge_changes(
 
 
 def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool) -> str:
-    """MERGE `view`, the result of `collapse`, into the Delta table at `place`. `keeps`: some rows keep values
-    of the target.
+    """Return the statement that merges `view`, the result of `collapse`, into the Delta table at `place`.
+    `keeps`: some rows keep values of the target.
     """
     kept = {name for name in schema.names if keeps and name not in key}
     values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
@@ -237,7 +236,7 @@ def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]
 def merged_rows(
     place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool, is_emptied: bool
 ) -> str:
-    """Select the rows of `view` as that MERGE would write them, each with the position of its last change."""
+    """Return a query for the rows that MERGE would write, with the positions of their last changes."""
     kept = {name for name in schema.names if keeps and name not in key}
     values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
     columns = [
@@ -252,8 +251,8 @@ def merged_rows(
 
 
 def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]) -> str:
-    """Delete all rows of the table at `place` that match a row of `view` with `_there`, and insert the other
-    rows of `view`.
+    """Return the statement that deletes all rows of the table at `place` that match a row of `view` with
+    `_there`, and inserts the other rows of `view`.
     """
     names = ", ".join(quoted(name) for name in (*schema.names, EXACT))
     values = ", ".join(f"s.{value_column(index)}" for index in range(len(schema.names)))
@@ -268,7 +267,7 @@ def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[st
 
 
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
-    """A key is null only if the type cannot hold it. In that case the exact texts must be equal."""
+    """The join condition. A key is null only if its type cannot hold it; then the texts must be equal."""
     if not key:
         raise SinkRefusedError(
             "cannot MERGE into a table without a key", hint="give the table a primary key, and resync it"
@@ -292,14 +291,14 @@ def _updated(name: str, value: str) -> str:
 
 
 def _inserted(name: str, value: str) -> str:
-    """Raise an error for a value that only the target can have, if the target lacks the row: the value must
-    not become NULL.
+    """Return the SQL expression for a value of an inserted row. It raises an error for a value that only the
+    target could have, because that value must not become NULL.
     """
     return f"CASE WHEN {_is_kept(name)} THEN raise_error({_MISSING}) ELSE {value} END"
 
 
 def _exact(keeps: bool) -> str:
-    """Kept values keep their exact texts."""
+    """Return the SQL expression for `_exact`. Kept values keep their exact texts."""
     exact = quoted(EXACT)
     if not keeps:
         return f"s.{exact}"
@@ -338,8 +337,8 @@ def find_rejected(
     counts: ChangeCounts,
     metadata: Metadata,
 ) -> Refused:
-    """The changes that violate a rule. Writes nothing. Rules on columns that only the target has are not
-    evaluated; such a table fails.
+    """The changes that violate a rule. Writes nothing. If a rule uses a column that only the target has, no
+    change is found, and the table fails.
     """
     emptied = last_truncate(changes) if counts.truncates else None
     rest = changes if emptied is None else after(changes, emptied)
@@ -399,7 +398,7 @@ class _Shape:
 
 
 def last_truncate(changes: DataFrame) -> tuple[int, int] | None:
-    """Position and ordinal of the last truncate. Counts do not tell, since a file may be read in part."""
+    """Position and ordinal of the last truncate; None if `changes` has none, whatever their counts say."""
     found = (
         changes.where(F.col(CHANGE_TYPE) == ChangeType.TRUNCATE)
         .select(COMMIT_VERSION, ORDINAL)
@@ -416,7 +415,7 @@ def after(changes: DataFrame, place: tuple[int, int]) -> DataFrame:
 
 
 def collapse(changes: DataFrame, schema: pa.Schema, key: Sequence[str], counts: ChangeCounts) -> DataFrame:
-    """Reduce `changes` of a table with the columns `schema`, without truncates.
+    """Reduce `changes`, which contain no truncates, to one row per key. `schema` has the table's columns.
 
     `counts` may be too high, never too low. It only selects the cheapest way.
     """
@@ -509,8 +508,8 @@ def _folded_row(last: DataFrame, shape: _Shape, matches: Sequence[str]) -> DataF
 
 
 def _carried(index: int, name: str, by_chain: WindowSpec) -> Column:
-    """The last value of a column that was sent, wrapped to distinguish null from none, with its exact
-    text.
+    """The last value of a column that was sent, with its exact text, in a struct. The struct is null if no
+    value was sent.
     """
     travelled = ~F.coalesce(F.array_contains(UNCHANGED, name), F.lit(False)) & (
         F.col(CHANGE_TYPE) != ChangeType.DELETE
@@ -553,7 +552,7 @@ def _join_chains(chained: DataFrame) -> DataFrame:
 
 
 def _roots(edges: pa.Table) -> list[pa.Array]:
-    """For each edge, its chain and the first chain that its path of edges leads to, each in two columns."""
+    """For each edge, its chain and the chain at the end of its path of edges, each in two columns."""
     version, ordinal, parent_version, parent_ordinal = (np.asarray(column) for column in edges.columns)
     count = len(version)
     lives = np.empty(2 * count, [("v", np.int64), ("o", np.int64)])
@@ -581,7 +580,7 @@ def _op() -> Column:
 def replacements(
     session: SparkSession, columns: pa.Schema, key: Sequence[str], changed: ChangedRows
 ) -> DataFrame:
-    """The rows to insert, and the keys to delete, which have `_there`."""
+    """The keys to delete, where `_there` is true, and the rows to insert, where it is false."""
     struct = from_arrow_schema(row_schema(columns), prefer_timestamp_ntz=True)
     matches = [name for at in range(len(key)) for name in (match_column(at), match_text_column(at))]
     keys = session.read.parquet(changed.keys).select(*matches, F.lit(True).alias(THERE))

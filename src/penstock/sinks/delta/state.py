@@ -5,13 +5,13 @@ The newest checkpoint is found by listing the log; the hint in `_last_checkpoint
 checkpoints are not supported.
 
 `Unsupported` is not a failure: the log or the table has something that this module does not support, and
-Delta itself must handle the table. Of the features that a table can require from writers, some do not affect
-files that are added or rows removed by deletion vectors. Others matter only if a property or a column uses
-them. All other features are unsupported.
+Delta itself must handle the table. A table can require features from its writers. Some features do not affect
+added files and deletion vectors. Others matter only if a property or a column uses them. All other features
+are unsupported.
 
-Columns are Arrow fields, with the table's logical names or with the physical names in its files. They differ
-if the table maps its columns (`delta.columnMapping.mode`): physical names, also inside structs, never change.
-The order of the columns is the same.
+Columns are Arrow fields, with the table's logical names or with the physical names in its files. The two
+differ if the table maps its columns (`delta.columnMapping.mode`). Physical names, also inside structs, never
+change. The order of the columns is the same.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class DeltaState:
     protocol: Mapping[str, Any]
     metadata: Metadata
     files: Mapping[str, DataFile]
-    """By path, as the log writes it."""
+    """The data files, by path as the log writes it."""
     transactions: Mapping[str, int]
     restored: frozenset[str] = frozenset()
-    """The `transactions` last written before the table was restored. The table may no longer have the rows of
-    these transactions.
+    """The transaction ids that were last written before a RESTORE of the table. The table may no longer have
+    the rows of these transactions.
     """
     mark: storage.FileVersion | None = field(default=None, compare=False)
     """Identifies the file of the last commit, to detect that another table replaced this one."""
@@ -131,7 +131,9 @@ class _Replay:
         self.restored: set[str] = set(begun.restored) if begun else set()
 
     def commit(self, actions: list[Mapping[str, Any]]) -> None:
-        """A commit may remove a file and add it with another deletion vector, so removals come first."""
+        """Apply the actions of a commit. Removals come first, because a commit may remove a file and add it
+        again with another deletion vector.
+        """
         if is_restore(actions):
             self.restored = set(self.transactions)
         for action in actions:
@@ -172,8 +174,8 @@ class _Replay:
 
 
 class DeltaStates:
-    """Cache of loaded tables. A later load reads only the commits since then. Each table is used by one
-    thread.
+    """Cache of loaded tables. Loading a table again reads only the commits since its last load. Each table is
+    used by one thread.
     """
 
     def __init__(self) -> None:
@@ -249,10 +251,10 @@ def is_restore(actions: Iterable[Mapping[str, Any]]) -> bool:
 def _apply_commits(
     path: Path, state: DeltaState, upto: int | None = None, *, with_files: bool = True
 ) -> DeltaState:
-    """The state after all existing commits, or up to a version.
+    """Return the state after the existing commits that follow `state`; with `upto`, only up to that version.
 
-    The file's version is determined before the file is read, so the next load detects a file that was
-    replaced in between.
+    The file version (`mark`) of a commit is determined before the file is read. So the next load detects a
+    file that was replaced in between.
     """
     version, newest = state.version, state.mark
     replay: _Replay | None = None
@@ -271,8 +273,8 @@ def _actions(data: bytes) -> list[Mapping[str, Any]]:
 
 
 def _load_start(log: Path, upto: int | None = None, *, with_files: bool = True) -> DeltaState | None:
-    """The state at the newest checkpoint, up to a version, or at the first commit; None if there is no
-    log.
+    """Load the state at the newest checkpoint at or before `upto`, or, if there is none, after the first
+    commit. Returns None if there is no log.
     """
     names = storage.list_files(log)
     numbers = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
@@ -306,7 +308,7 @@ def _replay_checkpoint(log: Path, parts: Iterable[str], *, with_files: bool = Tr
 
 
 def newest_checkpoint(path: Path) -> int:
-    """The version of the newest checkpoint that we can read; -1 if there is none."""
+    """The version of the newest checkpoint that Penstock can read; -1 if there is none."""
     return checkpoint_parts(storage.list_files(path / "_delta_log"))[0]
 
 
@@ -348,7 +350,7 @@ def _checkpointed(log: Path, names: Iterable[str], kinds: Iterable[str]) -> Iter
 
 
 def _rows(file: pq.ParquetFile, part: str) -> list[dict[str, Any]]:
-    """All actions of one kind in a checkpoint, without statistics in other formats than JSON."""
+    """All actions of one kind in a checkpoint. Statistics in other formats than JSON are left out."""
     structs = file.read([part]).column(part).combine_chunks().drop_null()
     wanted = [child.name for child in structs.type if not child.name.endswith("_parsed")]
     rows: list[dict[str, Any]] = pa.table({name: structs.field(name) for name in wanted}).to_pylist(
@@ -358,7 +360,7 @@ def _rows(file: pq.ParquetFile, part: str) -> list[dict[str, Any]]:
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON would have it: without nulls."""
+    """An action as the log's JSON would have it, without nulls."""
     return {
         name: _plain(value) if isinstance(value, dict) and name in _NESTED else value
         for name, value in row.items()
@@ -519,12 +521,12 @@ def type_document(
 
 
 def table_schema(metadata: Metadata) -> pa.Schema:
-    """Columns with the logical names."""
+    """The table's columns with their logical names."""
     return pa.schema([_field(field, physical=False) for field in metadata.fields])
 
 
 def file_schema(metadata: Metadata) -> pa.Schema:
-    """Columns with the physical names, and the field ids where they have some."""
+    """The table's columns with their physical names, and with their field ids if they have any."""
     return pa.schema([_field(field, physical=True) for field in metadata.fields])
 
 

@@ -1,9 +1,9 @@
 """Replace a Delta table by its resynced copy (the shadow) with one commit, without reading or writing rows.
 
-Before the epoch that swaps, the shadow's files are hard-linked into the table's directory; that epoch links
-only newer files. The commit removes every file of the table, adds those of the shadow with their deletion
-vectors, and sets the shadow's columns, the properties of both, and the position. Nothing refers to the links
-before that commit.
+The shadow's files are hard-linked into the table's directory before the epoch that swaps, so that this epoch
+has to link only newer files. The commit removes every file of the table, adds those of the shadow with their
+deletion vectors, and sets the position, the columns of the shadow, and the properties of both. Nothing refers
+to the links before that commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from penstock.sinks.delta.state import (
 _log = logging.getLogger(__name__)
 
 RESYNC = "PENSTOCK RESYNC"
-"""The operation name of such a commit in the table's history."""
+"""The operation name of a swap in the table's history."""
 _MAPPING, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
 _DESCRIBED = (OWNER, KEY, SOURCE_OID, MODE, ORIGIN, "delta.enableDeletionVectors", _MAPPING)
 _OURS = (OWNER, KEY, SOURCE_OID, MODE, ORIGIN, COPY, _MAPPING)
@@ -65,7 +65,10 @@ class DeltaSwap:
     other: Target
 
     def make(self, session_at: Callable[[TableName, Position], SparkSession], position: Position) -> None:
-        """`session_at` returns the session of a table that writes a position with its next commit."""
+        """Replace the table and set its position. If only Delta can do that, Delta writes all rows again.
+
+        `session_at` returns the session of a table that writes a position with its next commit.
+        """
         try:
             self._swap(position)
         except Unsupported as reason:
@@ -91,8 +94,8 @@ class DeltaSwap:
         """Let Delta write all rows again, into a table that our own commits do not support."""
         mine, session = self.mine, session_at(self.mine.table, position)
         if mine.applied is not None and mine.applied >= position:
-            # Delta skips a commit whose transaction id and version it has. A crash after this line only
-            # causes another resync.
+            # Delta skips a commit whose transaction id and version are already in the log. A crash after this
+            # line only causes another resync.
             record_position(self.path, self.application, Position.ZERO)
         try:
             with translated_errors(self.path, "replacing"):
@@ -116,8 +119,8 @@ class DeltaSwap:
         rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path))
 
     def _restore_position(self, session: SparkSession, position: Position) -> None:
-        """Set the table's copy id back before the position is committed: a table with the shadow's copy id at
-        this position counts as replaced.
+        """After a failed rewrite, set the table's copy id back, and then its position. The order matters,
+        because a table with the shadow's copy id at `position` counts as replaced.
         """
         now = load_applied(self.path, self.application)
         if now != position:
@@ -140,8 +143,8 @@ def link_files(path: Path, place: Path) -> None:
         return
     try:
         for file in sorted(_files(place, shadow.files.values())):
-            # A VACUUM that began before the swap removes old files that the table does not refer to, so make
-            # them new.
+            # A VACUUM that began before the swap removes old files that the table does not refer to, so set
+            # the modification time to now.
             storage.touch(file)
             if file.parent != place or not storage.link(file, path / file.name):
                 raise Unsupported("the resynced copy has a file that cannot be linked into its directory")
@@ -158,8 +161,8 @@ def link_files(path: Path, place: Path) -> None:
 def remove_links(path: Path, place: Path) -> None:
     """Remove links to files of the shadow at `place` that no version of the table at `path` refers to.
 
-    The log encodes the names of deletion vector files, so a use of one cannot be found by its name. They are
-    removed only if no data file is in use, which shows that the swap did not happen.
+    The log encodes the names of deletion vector files, so it cannot be searched for such a name. Links to
+    these files are removed only if no linked data file is in use, which shows that the swap did not happen.
     """
     linked = [
         path / name for name in storage.list_files(place) if storage.is_link_of(path / name, place / name)
@@ -182,7 +185,7 @@ def remove_links(path: Path, place: Path) -> None:
 def plan_swap(
     application: str, state: DeltaState, shadow: DeltaState, position: Position
 ) -> list[Mapping[str, Any]]:
-    """The actions of the commit after `state`. Raises `Unsupported` if only Delta can make it."""
+    """The actions of the commit that swaps the shadow in. Raises `Unsupported` if only Delta can make it."""
     check_writable(state)
     check_writable(shadow)
     protocol = joined_protocol(state.protocol, shadow.protocol)
@@ -220,8 +223,8 @@ def align_columns(place: Path, path: Path) -> None:
 
 
 def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None:
-    """The shadow's columns with the physical names and ids of the same columns of the table; None if they are
-    not mapped.
+    """The shadow's metadata, in which its columns have the physical names and ids of the same columns of the
+    table. None if one of the two does not map its columns.
     """
     if any(each.properties.get(_MAPPING) != "name" for each in (shadow, table)):
         return None
@@ -245,8 +248,8 @@ def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None
 
 
 def _joined_metadata(table: Metadata, shadow: Metadata) -> dict[str, Any]:
-    """The shadow's columns, with the table's comments on columns of the same name, and the properties of
-    both.
+    """The metadata of the table after the swap: the shadow's columns, with the table's comments on columns of
+    the same name, and the properties of both.
     """
     comments = {
         field["name"]: field["metadata"]["comment"]
@@ -268,7 +271,7 @@ def _joined_metadata(table: Metadata, shadow: Metadata) -> dict[str, Any]:
 
 
 def _files(root: Path, files: Iterable[DataFile]) -> list[Path]:
-    """The paths of data files and of files with their deletion vectors."""
+    """The paths of data files, and of the files with their deletion vectors."""
     found = []
     for file in files:
         found.append(table_file(root, file.path))

@@ -87,7 +87,7 @@ class TableChange:
     columns: Sequence[str] = ()
     is_whole: bool = False
     rewritten: Sequence[NewFile] | None = None
-    """Files that first replace all existing files, with the same rows."""
+    """Files that replace all existing files before the other changes, and have the same rows."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Table properties to set."""
 
@@ -107,10 +107,10 @@ class LoadedTable:
     """The number of delete files in the current snapshot; None if there is no snapshot."""
     data_files: int = 0
     transaction: Any = None
-    """A transaction that changes the columns, if any; `schema` already has the result."""
+    """A transaction that changes the columns; None if there is none. `schema` already has the new columns."""
     problem: SinkRefusedError | None = None
-    """The reason why the table cannot be written to, regardless of its owner; then `schema` may lack
-    columns.
+    """The reason why the table cannot be written to, regardless of its owner; None if there is none. With a
+    reason, `schema` may lack columns.
     """
 
     @property
@@ -119,7 +119,7 @@ class LoadedTable:
 
     @property
     def directory(self) -> Path:
-        """The directory of its data files."""
+        """The directory of the table's data files."""
         return local_path(self.location) / "data"
 
     def ancestors(self) -> Iterator[SnapshotMark]:
@@ -150,7 +150,7 @@ def local_path(location: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Data and delete files as Java objects. The deletes apply to the rows of all earlier groups."""
+    """Data and delete files as Java objects. The deletes apply to the rows of earlier groups."""
 
     rows: Sequence[Any]
     deletes: Sequence[Any] = ()
@@ -182,7 +182,7 @@ class IcebergCatalog:
         return jvm.org.apache.iceberg
 
     def load(self, identifier: Sequence[str]) -> LoadedTable | None:
-        """The table as it is now; None if there is none."""
+        """Load the current state of the table; None if there is no table."""
         try:
             table = self._java.loadTable(self._name(identifier))
             table.refresh()
@@ -249,7 +249,7 @@ class IcebergCatalog:
         return self._iceberg.expressions.Expressions.lit(value)
 
     def begin(self, loaded: LoadedTable) -> Any:
-        """A transaction on exactly the loaded table. Raises `TableMovedError` if it has changed."""
+        """Begin a transaction on the loaded metadata. Raises `TableMovedError` if the table has changed."""
         transaction = loaded.java.newTransaction()
         if not transaction.startMetadata().equals(loaded.base):
             raise TableMovedError
@@ -271,11 +271,12 @@ class IcebergCatalog:
     def swap(
         self, loaded: LoadedTable, shadow: SwapContent, properties: Mapping[str, str], position: Position
     ) -> None:
-        """Replace all files by files linked into the table's directory. Raises `TableMovedError`, as `commit`
-        does.
+        """Replace all files of the table by those of `shadow`, which are linked into the table's directory.
+        Raises `TableMovedError` if the table has changed.
 
-        Deletes apply only to rows of earlier snapshots, so this takes one snapshot per group, in one metadata
-        commit. All of them have the position, so that none looks like an earlier state of the table.
+        Deletes apply only to rows of earlier snapshots, so each group of files becomes a separate snapshot.
+        One metadata commit adds all these snapshots. Each of them has the position, so that none looks like
+        an earlier state of the table.
         """
         with translated_errors(f"committing to {loaded.location}"):
             transaction = self.begin(loaded) if shadow.schema is None else self._begin_as(loaded, shadow)
@@ -289,7 +290,7 @@ class IcebergCatalog:
             self._finish(loaded, transaction, properties, position)
 
     def _begin_as(self, loaded: LoadedTable, shadow: SwapContent) -> Any:
-        """A transaction on the loaded table that also changes its columns."""
+        """Begin a transaction on the loaded table that also changes its columns to those of `shadow`."""
         last = max(int(loaded.base.lastColumnId()), shadow.last_column)
         start = (
             self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(shadow.schema, last).build()
@@ -299,7 +300,7 @@ class IcebergCatalog:
         )
 
     def set_columns(self, loaded: LoadedTable, schema: Any, last_column: int) -> None:
-        """Replace the columns of a table without rows by those of `schema`, with their ids."""
+        """Replace the columns and column ids of a table without rows by those of `schema`."""
         with translated_errors(f"committing to {loaded.location}"):
             made = (
                 self._iceberg.TableMetadata.buildFrom(loaded.base)
@@ -435,7 +436,7 @@ class IcebergCatalog:
 
     @cached_property
     def _java(self) -> Any:
-        """The catalog's Java object. A session keeps its catalogs, so it is looked up once."""
+        """The Java object of the catalog. It is looked up once, because a session keeps its catalogs."""
         with active(self._spark):
             return self._iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
 
@@ -460,7 +461,7 @@ def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
 
 def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
     """Configure a Hadoop catalog in `warehouse`, unless the session has a catalog of this name. Raises
-    `ConfigError` if that is a Hadoop catalog in another directory.
+    `ConfigError` if the existing catalog is a Hadoop catalog in another directory.
     """
     prefix = f"spark.sql.catalog.{name}"
     ours = {
@@ -482,7 +483,7 @@ def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
 
 
 def with_catalog(spark: SparkSession, name: str) -> SparkSession:
-    """A new session with the current settings of the catalog. By itself, a new session has only the settings
+    """Return a new session that has the catalog's current settings. A plain new session has only the settings
     with which the application started.
     """
     session, prefix = spark.newSession(), f"spark.sql.catalog.{name}"
@@ -507,7 +508,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def translated_errors(doing: str) -> Iterator[None]:
-    """Convert Iceberg's errors to Penstock errors."""
+    """Convert Iceberg's errors to Penstock errors, and commit conflicts to `TableMovedError`."""
     try:
         yield
     except (Py4JError, PySparkException) as error:
@@ -527,7 +528,7 @@ class FormerColumns:
     """The former names of renamed columns, by new name."""
     added: frozenset[str] = frozenset()
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """The default values of added columns, except NULL."""
+    """The default values of added columns. Columns whose default value is NULL are not included."""
     is_rewritten: bool = False
     """Whether existing files have to be rewritten to show the new columns."""
 
@@ -544,7 +545,9 @@ def former_columns(evolution: Evolution, format_version: int) -> FormerColumns:
 
 
 def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
-    """Whether a table of this format can store the default of a column, unambiguously for all readers."""
+    """Whether a table of this format can store the default value of a column in such a way that all readers
+    understand it alike.
+    """
     kind = fill.type
     is_plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind)
     return bool(is_plain and fill.is_valid and format_version >= _SAYS_DEFAULTS)
@@ -553,7 +556,7 @@ def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
 def evolve_table(
     catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode
 ) -> LoadedTable:
-    """Change the columns in a transaction without committing it; returns the table with that transaction.
+    """Change the columns in a transaction, without committing it. Returns the table with that transaction.
     Raises `SinkError` or `ValueError` if the table cannot have these columns.
     """
     with translated_errors(f"altering {loaded.location}"):
@@ -565,7 +568,7 @@ def evolve_table(
         for old, new in evolution.renamed.items():
             update.renameColumn(old, new)
         update.commit()
-        # A separate step, because a reused name is free only afterwards.
+        # A separate step, because the former name of a renamed column is free only after the first step.
         update = transaction.updateSchema()
         following = next((each for each in loaded.schema.names if each in mode.added_names), None)
         for added in evolution.added:

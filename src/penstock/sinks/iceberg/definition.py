@@ -1,5 +1,5 @@
-"""Create Iceberg tables, with their columns and properties, and check that an existing table accepts the
-changes.
+"""Definition of Iceberg tables: columns and properties of a new table, the place of its files, and checks of
+an existing table.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def definition(layout: Layout, properties: Mapping[str, str]) -> str:
 def table_properties(
     place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]
 ) -> dict[str, str]:
-    """The properties of a new table. `former`: the table that it replaces, whose format version is never
-    lowered.
+    """The properties of a new table. Its format version is at least that of `former`, the table that it
+    replaces.
     """
     version = place.format_version if former is None else max(place.format_version, former.format_version)
     return {
@@ -66,7 +66,7 @@ def table_properties(
         "format-version": str(version),
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": str(_METADATA_VERSIONS),
-        # A rewrite that conflicts with epochs must be able to commit between two of them.
+        # A rewrite that conflicts with epochs must be able to commit between two epochs.
         "commit.retry.num-retries": "20",
         "commit.retry.min-wait-ms": "20",
         "commit.retry.max-wait-ms": "500",
@@ -80,7 +80,7 @@ def files_place(loaded: LoadedTable, prefix: str) -> SnapshotPlace:
 
 
 def snapshot_place(loaded: LoadedTable, layout: Layout, fence: Position) -> SnapshotPlace:
-    """Where and how to write a snapshot that is exact at `fence`."""
+    """The place for the files of a snapshot that is exact at `fence`."""
     values = layout.mode.snapshot_values(fence, datetime.now(UTC))
     constants = tuple((name, _plain(value)) for name, value in values.items())
     return SnapshotPlace(str(loaded.directory), loaded.schema, f"snapshot-{fence.value:016X}", constants)
@@ -109,8 +109,8 @@ def check_unchanged(target: Target, found: Target, place: str) -> None:
 
 
 def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
-    """Raise if the table lacks a recorded column. If another program has renamed it, writing would lose its
-    values.
+    """Raise `SchemaChangedError` if the table lacks a recorded column. If another program has renamed the
+    column, writing to the table would lose the column's values.
     """
     lacking = [name for name in target_layout(target).schema.names if name not in loaded.schema.names]
     if lacking:

@@ -1,9 +1,9 @@
-"""The driver's part of an epoch of an Iceberg table: plan tasks, look up the rows of the target that they
-need, collect their files.
+"""The driver's part of an epoch of an Iceberg table: plan tasks, look up the rows of the target that the
+tasks need, collect the files that the tasks write.
 
-A task that needs rows of the target returns a request and runs again with these rows. Unlike Delta, where a
-task reads the files by itself (`delta/epoch.py`), Iceberg's scan has to be planned in the driver with the
-requested keys, and files that our reader does not support are read by Spark.
+A task that needs rows of the target returns a request and runs again with these rows. In Delta, a task reads
+the files by itself (`delta/epoch.py`). In Iceberg, the scan for the requested keys has to be planned in the
+driver, and Spark reads files that Penstock's own reader does not support.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class EpochWriter:
         )
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
-        """Rewrite all existing rows with the new columns."""
+        """Rewrite all existing rows with the new columns. Returns the new files."""
         storage.ensure_directory(self._scratch)
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
-        """Merge the files at `locations` into one. None if their columns differ from the table's, they have
-        no rows, or they are not on a local file system.
+        """Merge the files at `locations` into one. Returns None if their columns differ from the table's, if
+        they have no rows, or if they are not on a local file system.
         """
         place = SnapshotPlace(str(loaded.directory), loaded.schema, MERGED)
         try:
@@ -120,8 +120,8 @@ class EpochWriter:
                     if files.wanted is not None
                 ]
                 if len(parts) > 1 and not all(wanted.is_old for _, wanted in lacking):
-                    # A delete may also match rows that another part deletes. One task then does the whole
-                    # epoch.
+                    # An inexact delete of one part may match rows that another part deletes. So one task does
+                    # the whole epoch.
                     discard(target.place, _change(done, ()))
                     tasks, done, parts = [task], [], [None]
                 else:
@@ -133,7 +133,7 @@ class EpochWriter:
     def _look_up(
         self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, RowRequest]], scratch: Path
     ) -> list[EpochTask]:
-        """The tasks to run again, each with the rows that it requested and no others."""
+        """Return the tasks to run again, each with the rows that it requested, and with no other rows."""
         if not lacking:
             return []
 

@@ -1,12 +1,14 @@
 """Executor tasks of an Iceberg table: reduce an epoch's changes to data and equality delete files, and merge
 small files.
 
-An equality delete names rows by columns of their identity, and Iceberg deletes every older row with these
-values. That is exact if these columns identify rows. It is not exact for floats and nested values in a key,
-which a delete cannot name; for a key value beyond its column's type, where the column is null and only
-`_exact` differs; and for a table without a key. An inexact delete matches too many rows. The same commit adds
-those that should stay again, so readers see no difference. Inexact deletes, and values that only the target
-has, need rows of the target. A task that lacks such rows returns a request for them, and runs again.
+An equality delete has values of some columns of the rows' identity, and Iceberg deletes every older row with
+these values. A delete is exact if these columns identify rows. It is not exact for floats and nested values
+in a key, which a delete cannot have; for a key value beyond its column's type, where the column is null and
+only `_exact` differs; and for a table without a key. An inexact delete matches too many rows. The same commit
+adds a copy of each row that should stay, so readers see no difference.
+
+Inexact deletes, and values that only the target has, need rows of the target. A task that lacks such rows
+returns a request for them, and runs again.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from penstock.spool.reader import FileSlice
 MERGED = "merged"
 """Prefix of the names of merged files."""
 _BATCH_ROWS = 8192
-"""Small, because a file that is small on disk may be large in memory."""
+"""Number of rows to read at a time: few, because a file that is small on disk may be large in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class MergeTask:
 
 
 def merge_files(task: MergeTask) -> SnapshotFile | None:
-    """Merge files on an executor. None if a file has other columns than the table has now, or no file has
-    rows.
+    """Merge files on an executor. Returns None if a file has other columns than the table has now, or if no
+    file has rows.
     """
     wanted = as_written(task.place.schema).schema_arrow  # fields inside a map have other names in files
     if not all(_is_of(pq.read_schema(file), wanted) for file in task.files):
@@ -69,7 +71,7 @@ def _batches(task: MergeTask) -> Iterator[pa.RecordBatch]:
 
 
 def _is_of(found: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether names, types and field ids are the same, at any depth."""
+    """Whether two schemas have the same names, types and field ids, at any depth."""
     return len(found) == len(wanted) and all(map(_is_same, found, wanted))
 
 
@@ -86,8 +88,8 @@ class StoredFiles:
     """The default values of these rows in the columns that this epoch adds."""
 
     def load(self, layout: Layout, asked: Sequence[str] = ()) -> StoredRows:
-        """Load all rows. If there are many, only their identifying columns and those of the lookup (`asked`)
-        are loaded first.
+        """Load all rows. If there are many, only the columns that identify rows and the columns of the lookup
+        (`asked`) are loaded now, and whole rows on demand.
         """
         groups = []
         for path in self.files:
@@ -109,8 +111,8 @@ class StoredFiles:
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A part of an epoch. `old`: rows that were looked up so far; `alike`: rows that inexact deletes
-    match.
+    """A part of an epoch. `old`: the rows that were looked up for its reduction so far; `alike`: the rows
+    that inexact deletes match.
     """
 
     slices: tuple[FileSlice, ...]
@@ -136,7 +138,9 @@ class RowRequest:
     columns: tuple[str, ...]
     keys: str | None
     is_old: bool
-    """Whether the reduction needs the rows (`EpochTask.old`). Otherwise inexact deletes match them."""
+    """Whether the reduction needs the rows (`EpochTask.old`). If not, they are requested because inexact
+    deletes match them (`EpochTask.alike`).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class EpochFiles:
-    """The result of a task: its files; or, in `wanted`, the rows it needs to run again."""
+    """The result of a task: its files; or, in `wanted`, a request for the rows that it needs to run again."""
 
     emptied: bool = False
     rows: WrittenFile | None = None
@@ -207,8 +211,8 @@ def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
 def rows_to_keep(
     deleted: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]
 ) -> StoredRows:
-    """The rows of `stored` that deletes by `columns` would match, without the rows to delete, which `deleted`
-    identifies by `names`.
+    """The rows of `stored` that should stay, although deletes by `columns` would match them. `deleted` has
+    the rows to delete, identified by `names`.
     """
     bare, found = key_codes([deleted.select(columns), stored.known.select(columns)], columns)
     touched = np.isin(found, bare) if columns else np.ones(stored.known.num_rows, np.bool_)
@@ -240,8 +244,8 @@ class _RowsNeededError(Exception):
 
 
 class _Lookup:
-    """The `Lookup` of a task. Each run of the task makes the same lookups in the same order. Returns the rows
-    of `EpochTask.old`; raises `_RowsNeededError` for the first lookup without rows.
+    """The `Lookup` of a task. Each run of the task makes the same lookups in the same order. The first
+    lookups return the rows of `EpochTask.old`; the first one beyond them raises `_RowsNeededError`.
     """
 
     def __init__(self, task: EpochTask) -> None:
@@ -356,8 +360,8 @@ def write_repair(repair: RepairTask) -> EpochFiles:
 
 
 def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray[np.int64]], pa.Table]]]:
-    """The rows that were read again: for each row group, the sizes of its rows and a function that loads some
-    of them.
+    """Yield the current rows of a repair: for each row group, the sizes of its rows, and a function that
+    loads some of them.
     """
     layout = repair.task.layout
 
@@ -404,7 +408,7 @@ def _exact_keys(texts: Sequence[pa.ChunkedArray], names: Sequence[str]) -> pa.Ar
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """Rewrite `file`, whose columns `v_<i>` are all columns of the table."""
+    """Rewrite `file` with the table's columns. Its column `v_<i>` is column number i of the table."""
 
     file: str
     place: SnapshotPlace

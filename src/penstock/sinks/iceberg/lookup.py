@@ -1,8 +1,8 @@
 """Find rows of an Iceberg table by key, on executors.
 
-First, only the columns of the lookup and of equality deletes are read, from files that may contain such rows.
-Then whole row groups are read in which a row was found. Rows that a later equality delete matches are left
-out. Columns are identified by field id, whatever their name was when the file was written.
+First, only the columns of the lookup and of equality deletes are read, from files that may contain one of the
+keys. Then each row group in which a row was found is read completely. Rows that a later equality delete
+matches are left out. Columns are identified by field id, whatever their name was when the file was written.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True)
 class FindTask:
-    """Find rows of `files` whose values in `columns` are one of the keys, and that no delete file of
+    """Find the rows of `files` whose values in `columns` are one of the keys, and that no delete file in
     `deletes` matches. `keys` are files with the keys, in columns `k_<i>`.
     """
 
@@ -117,8 +117,8 @@ def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], ta
 
 @dataclass(frozen=True, slots=True)
 class _FoundGroup:
-    """The rows of one row group that match a key: their indexes (`at`), and their columns that keys and
-    deletes name (`rows`).
+    """The rows of one row group that match a key: their indexes (`at`), and their values in the columns that
+    keys and deletes have (`rows`).
     """
 
     file: LakeFile
@@ -130,8 +130,8 @@ class _FoundGroup:
 def read_all(
     files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.Schema, limit_bytes: int
 ) -> pa.Table | None:
-    """Every row of `files` that no delete matches. None if they exceed `limit_bytes` or a file lacks field
-    ids.
+    """Read every row of `files` that no delete matches. Returns None if the rows exceed `limit_bytes`, or if
+    a file lacks field ids.
     """
     if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
         return None
@@ -264,8 +264,8 @@ def _last_deletes(rows: pa.Table, files: Sequence[LakeFile], columns: Sequence[i
 
 
 def _read_deletes(files: Sequence[LakeFile], schema: pa.Schema) -> Iterator[tuple[pa.Table, Numbers]]:
-    """Read deletes and their sequence numbers in batches: a table may have many more of them than an epoch
-    has changes.
+    """Yield deletes and their sequence numbers in batches, because a table may have many more deletes than an
+    epoch has changes.
     """
     held: list[pa.Table] = []
     sequences: list[int] = []

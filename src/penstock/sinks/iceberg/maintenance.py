@@ -1,25 +1,25 @@
 """Maintenance of Iceberg tables: rewrite small files, expire snapshots, remove leftover files.
 
-Every epoch leaves a small data file, and a snapshot, which every commit lists. An epoch with updates also
-leaves an equality delete file, which every reader applies. When the number of delete files, or of new data
-files, reaches a limit, a rewrite merges small files and removes deleted rows from data files, except from
-those whose bounds show that they contain none. Then it removes deletes that match no data file. Old and
-surplus snapshots are expired. Files of failed epochs are searched for once a day. A rewrite stores no
-position, because epochs may commit while it runs.
+Every epoch leaves a small data file, and a snapshot, which the metadata of every later commit lists. An epoch
+with updates also leaves an equality delete file, which every reader applies. When the number of delete files,
+or of new data files, reaches a limit, a rewrite merges small files and removes deleted rows from data files.
+It leaves out files whose bounds show that no delete matches them. Then it removes deletes that match no data
+file. Old and surplus snapshots are expired. Files of failed epochs are searched for once a day. A rewrite
+stores no position, because epochs may commit while it runs.
 
-Most rewritten files are small files of epochs, which an executor merges with pyarrow in a tenth of Spark's
-time. They are merged by size: a file is merged only when all smaller files together are about as large as it
-is.
+Most rewritten files are small files of epochs. An executor merges them with pyarrow in a tenth of the time
+that Spark would need. They are merged by size: a file is merged only when all smaller files together are
+about as large as it is.
 
-Iceberg's own rewrite action plans, writes and commits in one call, and under steady load repeatedly loses the
-commit to epochs. So its parts are called separately: plan, read and write, and Penstock commits the result
-while no epoch commits. New files get the sequence number that the table had when their rows were read, so
-that later deletes apply to them.
+Iceberg's own action for rewrites plans, writes and commits in one call. Under steady load, its commit fails
+repeatedly because epochs commit first. So Penstock calls the parts of the action separately, and commits the
+result while no epoch commits. New files get the sequence number that the table had when their rows were read,
+so that later deletes apply to them.
 
-An attempt at an epoch writes its files after loading the table, and its commit needs the snapshot that it
-loaded. So uncommitted files of epochs that are older than the current snapshot will never be committed. Only
-a rewrite can commit files that are older than the current snapshot, and the thread that runs rewrites is also
-the one that removes leftovers.
+An attempt at an epoch first loads the table and then writes its files. Its commit succeeds only if the
+snapshot that it loaded is still the current one. So uncommitted files of epochs that are older than the
+current snapshot will never be committed. Only a rewrite can commit files that are older than the current
+snapshot, and the thread that runs rewrites is also the one that removes leftovers.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class FoundFiles:
     snapshot: int | None
 
     def are_settled(self, table: LoadedTable) -> bool:
-        """Whether found files that are not part of `table` can no longer become part of it. `table` must be
-        refreshed.
+        """Whether the found files that are not part of `table` can no longer become part of it. `table` must
+        be refreshed.
         """
         return _snapshot(table) != self.snapshot
 
@@ -71,8 +71,8 @@ class FoundFiles:
 
 
 def owns_directory(table: LoadedTable) -> bool:
-    """Whether the directory cannot contain another table's files. In most catalogs a renamed table keeps its
-    directory.
+    """Whether the table's directory contains only its own files. In most catalogs a renamed table keeps its
+    directory, so a new table of the former name may use the same directory.
     """
     return str(table.java.operations().getClass().getSimpleName()) == "HadoopTableOperations"
 
@@ -106,12 +106,14 @@ _FORMAT = "PARQUET"
 _TINY_BYTES = 1 << 20
 _MERGED_BYTES = 64 << 20
 _WITHOUT_ROW_NUMBERS = 2
-"""The last format version without row ids. In later ones Spark rewrites all files, because it preserves the
-ids.
+"""The last format version without row ids. In later versions Spark rewrites all files, because it preserves
+the row ids.
 """
 
 Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
-"""Merges these files of a table into one `DataFile` (Java); None if that is not possible."""
+"""Function that merges the given files of a table into one `DataFile` (Java). It returns None if that is not
+possible.
+"""
 
 
 def rewrite_files(
@@ -162,7 +164,7 @@ def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> l
 
 
 def small_enough(sizes: Sequence[int], limit: int) -> int:
-    """The size below which files are merged, at most `limit`. It leaves out the largest file while that
+    """The size below which files are merged, at most `limit`. The largest file is left out as long as it
     exceeds the total size of all smaller files by more than 1 MiB.
     """
     kept, total = sorted(sizes), sum(sizes)
@@ -173,8 +175,8 @@ def small_enough(sizes: Sequence[int], limit: int) -> int:
 
 
 def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
-    """Merge the files of a group. None unless they are Parquet files without deletes that fit into one task
-    and make one file.
+    """Merge the files of a group. Returns None unless they are Parquet files without deletes that fit into
+    one task and make one file.
     """
     now = table.java.operations().current()  # may differ from the loaded table after an ALTER TABLE
     if int(now.formatVersion()) > _WITHOUT_ROW_NUMBERS or now.spec().isPartitioned():
@@ -193,7 +195,9 @@ def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
 
 
 def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
-    """The new files as Java objects, written by Spark and not yet part of the table."""
+    """Let Spark rewrite the files of a group. Returns the new files as Java objects, not yet part of the
+    table.
+    """
     jvm: Any = spark._jvm  # noqa: SLF001
     iceberg, name = jvm.org.apache.iceberg.spark, str(uuid4())
     tasks, files = iceberg.ScanTaskSetManager.get(), iceberg.FileRewriteCoordinator.get()
@@ -235,8 +239,8 @@ def _table_cache(spark: SparkSession, loader: Any) -> Any:
 
 
 def _remove_unused_deletes(jvm: Any, table: LoadedTable, commit_lock: Lock) -> None:
-    """Remove delete files that apply to no data file of the table. They never apply to files that are added
-    later.
+    """Remove delete files that apply to no data file of the table. Such a delete file never applies to files
+    that are added later either.
     """
     table.java.refresh()
     with closing(table.java.newScan().planFiles()) as tasks:
@@ -266,7 +270,7 @@ KEPT_SNAPSHOTS = 5
 commit after Penstock.
 """
 _CLEANUP_SECONDS = 86_400.0
-"""Interval of the search for leftover files, which lists everything the table refers to."""
+"""Interval of the search for leftover files, which lists every file that the table refers to."""
 
 _SMALL_BYTES = 16 * 1024 * 1024
 """Files below this size are merged. Larger ones are rewritten only to remove deleted rows."""
@@ -284,7 +288,7 @@ class Maintenance:
     expire_every: int = EXPIRE_EVERY
     """Number of new snapshots after which old ones are expired; 0: never."""
     versions: int = 1000
-    """Maximum number of snapshots to keep. Those younger than `hold_seconds` are kept in any case."""
+    """Maximum number of snapshots to keep. Snapshots younger than `hold_seconds` are kept in any case."""
     hold_seconds: float = 600.0
 
 
@@ -313,8 +317,8 @@ class Maintainer:
         return self._is_slow(table) or self._is_long(table)
 
     def maintain(self, table: LoadedTable) -> None:
-        """Do the maintenance that is due. A failed step is retried after a later epoch; no row depends
-        on it.
+        """Do the maintenance that is due. A step that fails is logged, and tried again at a later call. No
+        row depends on maintenance.
         """
         for is_due, work in ((self._is_long, self._expire), (self._is_slow, self._rewrite)):
             try:
@@ -362,8 +366,8 @@ class Maintainer:
             self._remove_leftovers(table)
 
     def _remove_leftovers(self, table: LoadedTable) -> None:
-        """Find files of unfinished epochs; in a later call, remove those that still are not part of the
-        table.
+        """Find files of unfinished epochs. A later call removes those of them that are not part of the table
+        at that time.
         """
         if not owns_directory(table):
             return

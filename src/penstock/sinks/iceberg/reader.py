@@ -50,9 +50,9 @@ def plan_scan(
     jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray], snapshot: int | None = None
 ) -> tuple[list[LakeFile], list[LakeFile]] | None:
     """Plan a scan of a snapshot, by default the current one. Returns the data files that may contain one of
-    `keys`, which has values by column name, and all delete files.
+    `keys`, and all delete files. `keys` has the values by column name.
 
-    None if the format version is not 2, or some files are of a kind that Penstock does not write.
+    Returns None if the format version is not 2, or if some files are of a kind that Penstock does not write.
     """
     if loaded.format_version != _FORMAT or loaded.problem is not None:
         return None
@@ -103,7 +103,7 @@ def _delete_file(file: Any) -> LakeFile | None:
 
 
 def _within(jvm: Any, keys: Mapping[str, pa.ChunkedArray]) -> Any:
-    """A filter by which Iceberg excludes files whose bounds contain none of the keys."""
+    """A filter with which Iceberg excludes files whose bounds contain none of the keys."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     found = expressions.alwaysTrue()
     for name, values in keys.items():
@@ -147,8 +147,8 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class EpochTarget:
-    """The table that an epoch writes to: its SQL name, its layout, the place of new files, and how to read
-    its existing rows.
+    """The table that an epoch writes to: its SQL name, its layout, the place of new files, and the mapping
+    for reading its existing rows (`past`).
     """
 
     name: str
@@ -172,7 +172,7 @@ class TableReader:
         self._session: SparkSession | None = None
 
     def fetch(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> StoredFiles:
-        """Write the requested rows to files. If only Spark can read the table's files, it joins the table
+        """Write the requested rows to files. If only Spark can read the table's files, Spark joins the table
         with the keys.
         """
         found = self._find(target, wanted, directory)
@@ -197,8 +197,8 @@ class TableReader:
         )
 
     def _find(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> list[str] | None:
-        """Look up the requested rows on executors; returns the files with the rows. None if all rows are
-        requested, or only Spark can read the table's files.
+        """Look up the requested rows on executors. Returns the files with the found rows; None if all rows
+        are requested, or if only Spark can read the table's files.
         """
         files, columns = [each.keys for each in wanted if each.keys is not None], wanted[0].columns
         schema = pa.schema([target.place.schema.field(name) for name in target.layout.schema.names])
@@ -233,8 +233,8 @@ class TableReader:
         )
 
     def read_small(self, loaded: LoadedTable, snapshot: int | None, limit_bytes: int) -> pa.Table | None:
-        """Read all rows of one snapshot, by default the current one, in this process. None if they exceed the
-        limit, or only Spark can read them.
+        """Read all rows of one snapshot, by default the current one, in this process. Returns None if they
+        exceed `limit_bytes`, or if only Spark can read them.
         """
         made = loaded.base.currentSnapshot() if snapshot is None else loaded.base.snapshot(snapshot)
         is_of_now = made is not None and made.schemaId() == loaded.base.currentSchemaId()
@@ -250,8 +250,8 @@ class TableReader:
         return read_all(rows, deletes, loaded.schema, limit_bytes)
 
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
-        """Rewrite all rows with the new columns. Spark writes temporary files, which lack field ids of nested
-        columns, and executors write those again with ids.
+        """Rewrite all rows with the new columns, and return the new files. Spark writes temporary files,
+        which lack field ids of nested columns. Executors write these files again with ids.
         """
         directory = scratch / uuid4().hex
         try:
@@ -312,8 +312,8 @@ def _has_inside(kind: pa.DataType) -> bool:
 
 
 def _within_reader(column: Column, keys: pa.ChunkedArray) -> Column | None:
-    """A filter by which Spark excludes files by their bounds, which a join does not do; None if the keys
-    allow none.
+    """A filter with which Spark excludes files by their bounds, because a join does not do that. None if the
+    keys allow no filter.
     """
     kind = keys.type
     if keys.null_count or not len(keys) or not (pa.types.is_integer(kind) or pa.types.is_string(kind)):

@@ -26,7 +26,9 @@ _RESERVED = frozenset(
 
 
 def renamed_columns(mode: Mode) -> dict[str, str]:
-    """The names in the table of those mode columns that are renamed there, by their name in the layout."""
+    """The columns of the mode that have another name in the table: the name in the table, by the name in the
+    layout.
+    """
     return {DELETED: IS_DELETED} if DELETED in mode.added_names else {}
 
 
@@ -44,7 +46,7 @@ def own_names(columns: pa.Schema, mode: Mode) -> pa.Schema:
 
 
 def check_names(layout: Layout, place: str) -> None:
-    """Raise if the name of a source column is reserved in the table."""
+    """Raise `SinkRefusedError` if the name of a source column is reserved in the table."""
     taken = _taken(layout.columns.names, _RESERVED | set(renamed_columns(layout.mode).values()))
     if taken is not None:
         raise SinkRefusedError(
@@ -192,7 +194,7 @@ def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
 
 
 def filled(rows: pa.Table, fills: Mapping[str, pa.Scalar]) -> pa.Table:
-    """Set the columns of `fills`, for which existing rows have no values, to their default values."""
+    """Set the columns of `fills` to their default values. The rows themselves have no values for them."""
     columns = [
         pa.repeat(fills[field.name].cast(field.type), rows.num_rows)
         if field.name in fills

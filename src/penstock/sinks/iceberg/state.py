@@ -3,9 +3,11 @@ Hadoop catalog without Spark.
 
 The position is in the summary of the snapshot that added the rows. Snapshots that other programs add, for
 example by compaction, have no position, so the nearest ancestor with a position counts. Thus a table that was
-rolled back reports the position of its current content. Since ancestors expire, each commit of Penstock also
-stores the position and the id of its snapshot as table properties. They count only if the chain of existing
-ancestors ends at exactly that snapshot; otherwise the table may have been rolled back after the commit.
+rolled back reports the position of its current content.
+
+Since ancestors expire, each commit of Penstock also stores the position and the id of its snapshot as table
+properties. These count only if the oldest existing ancestor is a child of exactly that snapshot. Otherwise
+the table may have been rolled back after the commit.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ def identity_properties(
 
 
 def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str]) -> Position | None:
-    """The applied position, or None. `ancestors`: the current snapshot and its existing ancestors, newest
-    first.
+    """The applied position; None if the table has none. `ancestors`: the current snapshot and its existing
+    ancestors, newest first.
     """
     parent: int | None = None
     for mark in ancestors:
@@ -91,10 +93,11 @@ def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
 def find_version(
     ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position
 ) -> int | None:
-    """The newest snapshot without pipeline changes after `position`; None if it no longer exists.
+    """The id of the newest snapshot in which the pipeline has applied no change after `position`; None if
+    that snapshot no longer exists.
 
-    Snapshots that other programs added after it and before the pipeline's next commit, for example by
-    compaction, count too.
+    This may be a snapshot that another program added between two commits of the pipeline, for example by
+    compaction.
     """
     marks = list(ancestors)
     version: int | None = None
@@ -111,7 +114,7 @@ def find_version(
 def owned_target(
     table: TableName, place: str, pipeline: str, properties: Mapping[str, str], applied: Position | None
 ) -> Target:
-    """The target; raises `TargetForeignError` if this pipeline did not write it."""
+    """Return the state of a target table. Raises `TargetForeignError` if this pipeline did not write it."""
     owner = properties.get(OWNER)
     if owner != pipeline:
         written_by = f"pipeline {owner!r}" if owner else "something that is not Penstock"
@@ -131,8 +134,8 @@ def owned_target(
 
 
 def load_metadata(directory: Path) -> dict[str, Any] | None:
-    """The newest metadata of the table in `directory`; None if there is none. A concurrent commit only makes
-    it slightly outdated.
+    """Load the newest metadata of the table in `directory`; None if there is none. During a commit by another
+    process, it may be the metadata before that commit.
     """
     found = {_version(path): path for path in storage.list_paths(directory / "metadata", "v*.metadata.json")}
     while found:
@@ -151,7 +154,7 @@ def _version(path: Path) -> int:
 
 
 def ancestors_of(metadata: Mapping[str, Any]) -> Iterator[SnapshotMark]:
-    """The current snapshot and its ancestors, newest first."""
+    """Yield the current snapshot and its existing ancestors, newest first."""
     snapshots = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
     number: int | None = metadata.get("current-snapshot-id")
     while number is not None and number in snapshots:

@@ -2,10 +2,12 @@
 runs.
 
 Before the epoch that swaps, the shadow's files are hard-linked into the table's data directory. The swap is
-one metadata commit that names the links. When a shadow is created, its columns get the field ids of the same
-columns of the table, and unused ids otherwise, because an id identifies the same column throughout a table's
-history. If that is not possible, or the shadow has files of a kind that Penstock does not write, Spark writes
-all rows again.
+one metadata commit that names the links.
+
+An id identifies the same column throughout a table's history. So when a shadow is created, its columns get
+the field ids of the same columns of the table, and other columns get unused ids. If such a commit is not
+possible, for example because the shadow has files of a kind that Penstock does not write, Spark writes all
+rows again.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ _ROOM = 100
 
 @dataclass(frozen=True, slots=True)
 class TableSwap:
-    """Replace one table by its shadow. `shadow` and `table` load the two tables; each attempt calls them
-    again.
+    """Replace one table by its shadow. `shadow` and `table` are functions that load the two tables; each
+    attempt calls them again.
     """
 
     catalog: IcebergCatalog
@@ -64,7 +66,9 @@ class TableSwap:
     place: str
 
     def commit(self, jvm: Any, properties: Mapping[str, str], position: Position) -> bool:
-        """Swap in one metadata commit. False if that is not possible, and Spark has to rewrite the rows."""
+        """Swap the shadow in with one metadata commit. Returns False if that is not possible. Then Spark has
+        to rewrite the rows.
+        """
         for _ in range(_ATTEMPTS):
             table, shadow = self.table(), self.shadow()
             link_files(shadow, table)
@@ -185,7 +189,9 @@ def _groups(
 
 
 def align_columns(catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable) -> None:
-    """Give the columns of an empty shadow the ids of the same columns of the table."""
+    """Give the columns of an empty shadow the ids of the same columns of the table. Other columns get unused
+    ids.
+    """
     mine = {field["name"]: field for field in catalog.schema_document(table.base.schema())["fields"]}
     other = catalog.schema_document(shadow.base.schema())["fields"]
     numbers = count(max(int(each.base.lastColumnId()) for each in (shadow, table)) + _ROOM)
@@ -226,7 +232,7 @@ def _inner(kind: Any, prefix: str) -> list[tuple[int, str]]:
 
 
 def _differ(former: Sequence[tuple[int, str]], later: Sequence[tuple[int, str]]) -> bool:
-    """Whether an id is used for two different columns."""
+    """Whether an id stands for another column in `former` than in `later`."""
     known = dict(former)
     return any(known.get(number, text) != text for number, text in later)
 
@@ -251,8 +257,8 @@ def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
 
 
 def _overwrite(rows: DataFrame, name: str, properties: Mapping[str, str], position: Position) -> None:
-    """Replace the content and columns of the table in one commit. Its older snapshots and other properties
-    stay.
+    """Replace the content and columns of the table in one commit. The table keeps its older snapshots and its
+    other properties.
     """
     writer = rows.writeTo(name).using("iceberg")
     for key, value in properties.items():
@@ -261,7 +267,7 @@ def _overwrite(rows: DataFrame, name: str, properties: Mapping[str, str], positi
 
 
 def _with_comments(rows: DataFrame, comments: Mapping[str, str]) -> DataFrame:
-    """The rows with these comments, by column name."""
+    """The rows with these comments on their columns, by column name."""
     if not comments.keys() & set(rows.columns):
         return rows
     return rows.select(*(_commented(name, comments.get(name)) for name in rows.columns))

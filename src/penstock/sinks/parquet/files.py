@@ -33,7 +33,7 @@ _NEVER = "rows of a log are never looked up"
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """Write changes, in order, to files in `directory`."""
+    """Write changes, in their order, to a file in `directory`."""
 
     directory: str
     layout: Layout
@@ -46,7 +46,9 @@ def write_epoch(task: EpochTask) -> SnapshotFile:
 
 
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
-    """The changes to write, one spool file at a time, because each change becomes a separate row."""
+    """Yield the rows to write. Each change becomes a separate row, so one spool file is read and reduced at a
+    time.
+    """
     for slice in task.slices:
         yield from fold(
             read_slices([slice], task.layout, views=task.views), task.layout, _look_up
@@ -80,8 +82,8 @@ def _as_changes(rows: pa.RecordBatch, schema: pa.Schema, fence: Position) -> pa.
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """Rewrite a chunk without the rows of `changed`; or, without a chunk, write the current rows of
-    `changed`.
+    """Rewrite the file `chunk` without the rows whose keys are in `changed`. If `chunk` is None, write the
+    current rows in `changed` instead.
     """
 
     place: SnapshotPlace

@@ -3,9 +3,9 @@
 ```
 <root>/<schema>/<table>/
   _penstock.json                              owner, and the source columns
-  penstock_position=00000000000012345678/     the changes applied with that position; complete or absent
+  penstock_position=00000000000012345678/     the changes of the epoch that ends there; complete or absent
     *.parquet
-  .…                                          being written
+  .…                                          a directory that is being written
 ```
 """
 
@@ -31,7 +31,9 @@ MODE = Mode.APPEND
 """The only mode of this sink."""
 
 POSITION = "penstock_position"
-"""The partition column that readers derive from directory names: the position with which a row was added."""
+"""The partition column that readers derive from directory names: the end position of the epoch that added the
+row.
+"""
 
 _DOCUMENT = "_penstock.json"
 _FORMAT = 1
@@ -46,9 +48,13 @@ class LogTable:
     key: tuple[str, ...]
     columns: pa.Schema
     copy: str
-    """Name of the directory in which the snapshot is written, until it is finished."""
+    """The name of the hidden directory in which the snapshot is written until it is finished. It also
+    identifies the copy (`Target.copy`).
+    """
     counts: bool
-    """Whether the stored positions count. False if the content no longer corresponds to the source."""
+    """Whether the positions in the directory names are valid. False if the content no longer corresponds to
+    the source.
+    """
 
     @classmethod
     def of(cls, pipeline: str, schema: TableSchema, copy: str) -> LogTable:

@@ -1,17 +1,18 @@
-"""Executor tasks of an epoch into Postgres: reduce and apply the changes in one transaction, or find those
-the target rejects.
+"""Executor tasks of an epoch into Postgres: reduce and apply the changes in one transaction, or find the
+changes that the target rejects.
 
-Everything uses one connection. Only the keys of rows to delete are staged; these rows are deleted, then new
-rows are copied into the table. The position is locked at the start and written at the end, so a late attempt
-sees that the position has moved, and does nothing. A schema change is applied first, in the same transaction.
+A task uses one connection. It stages only the keys of rows to delete, deletes these rows, and then copies the
+new rows into the table. It locks the position at the start and writes it at the end, so a late attempt sees
+that the position has moved, and does nothing. A schema change is applied first, in the same transaction.
 
-To find rejected rows, the epoch is tried in a transaction that is rolled back, because the server names a
-violated constraint but never all rows that violate it. Rows are tried in halves until each rejected row is
+The server names a violated constraint, but never all rows that violate it. To find all rejected rows, the
+epoch is tried in a transaction that is rolled back: rows are tried in halves until each rejected row is
 isolated. A rejected row is reported as the last change of its key.
 
 Deferred constraints are checked at the end of the transaction, and rows may depend on each other until then.
-In that case a row is tried together with the row that it replaces, and rejected rows are tried again while
-others succeed. The result is correct if all rejected rows become dead letters.
+In a table with such constraints, a row is tried together with the deletion of the row that it replaces, and
+rejected rows are tried again while others succeed. The result is correct if all rejected rows become dead
+letters.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ from penstock.spool.reader import FileSlice
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """The changes of one table in `(start, end]`.
+    """The changes of one table after the position `start`, up to `end`.
 
-    They are reduced part by part, which bounds memory. Without `parts`, every change adds a separate row, and
-    one row group is reduced at a time.
+    The changes are reduced part by part, which limits memory. If `parts` is empty, every change adds a
+    separate row, and one row group is reduced at a time.
     """
 
     address: SourceAddress
@@ -74,7 +75,9 @@ class EpochTask:
     start: Position
     end: Position
     evolved: tuple[AppliedRecord, Alteration] | None
-    """The new record of the table and the change of its columns; `layout` is the new layout."""
+    """For a schema change: the new record of the table, and the change of its columns. `layout` is then the
+    new layout.
+    """
 
 
 def apply_epoch(task: EpochTask) -> None:
@@ -109,8 +112,8 @@ def read_runs(task: EpochTask) -> Iterator[pa.Table]:
 def write_outcome(
     connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True
 ) -> None:
-    """Apply one part. If the epoch empties the table, `emptied` is true in every part's outcome, and the
-    first part empties it.
+    """Write the outcome of one part to the table. If the epoch empties the table, `emptied` is true in the
+    outcomes of all parts, and the first part empties it.
     """
     if outcome.emptied and is_first:
         empty_table(connection, place)
@@ -126,7 +129,7 @@ def write_outcome(
 
 
 def lookup_in(connection: Connection, task: EpochTask) -> Lookup:
-    """The `Lookup` for the table in this transaction. No other process writes to the table."""
+    """Return the `Lookup` for the table in this transaction. No other process writes to the table."""
     layout = task.layout
     flag = layout.mode.current_flag
     current = {} if flag is None else {flag.column: "t" if flag.value else "f"}
@@ -175,7 +178,7 @@ def find_rejected(task: EpochTask) -> Refused:
 def _tried(
     connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool
 ) -> Iterator[tuple[pa.Table, str]]:
-    """Yield each rejected row and the server's reason. Afterwards the other rows are in the table."""
+    """Yield each rejected row, with the server's reason. Afterwards the table has all other rows."""
     names, rows = stored_names(task.layout), outcome.rows
     nothing = Outcome(outcome.emptied, outcome.deleted, NewRows(rows.schema))
     write_outcome(connection, task.place, task.layout, nothing, is_first=is_first)

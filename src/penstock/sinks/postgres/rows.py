@@ -1,8 +1,8 @@
 """Convert rows between Arrow and the text form in which a Postgres target reads and returns them.
 
 Source columns are text in Arrow too. A pipeline into Postgres keeps values in the text form of the source
-(`TypePolicy.form`), so every value fits its column, and there is no `_exact`. Only columns that a mode adds
-have other types.
+(`TypePolicy.form`), so every value fits its column, and the target needs no `_exact`. Only columns that a
+mode adds have other types.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.sinks.modes import Layout
 _BLOCK_ROWS = 65_536
 _SORTED_BYTES = 256 << 20
 
-# The meaning and validity of these values depend on the source's catalog. xml is excluded because not every
-# server supports it.
+# These types become text: the meaning and validity of their values depend on the source's catalog, and not
+# every server supports xml.
 _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
 
@@ -48,8 +48,8 @@ _ADDED = {
 
 
 def target_columns(schema: TableSchema) -> tuple[TargetColumn, ...]:
-    """The source's columns with the same types. Types that are not built in become text: enums, domains, and
-    types of extensions.
+    """The columns of the target table: the source's columns with the same types. Types that are not built in,
+    such as enums, domains and types of extensions, become text.
     """
     return tuple(
         target_column(column.name, column.type_oid, column.type_modifier) for column in schema.columns
@@ -61,7 +61,7 @@ def target_column(name: str, type_oid: int, type_modifier: int) -> TargetColumn:
 
 
 def is_identified_by_text(columns: Iterable[TargetColumn], key: Collection[str]) -> bool:
-    """Whether keys with different texts are different keys."""
+    """Whether keys with different texts are always different keys."""
     return all(column.type_oid in _LITERAL for column in columns if column.name in key)
 
 
@@ -84,7 +84,7 @@ def added_columns(layout: Layout) -> list[TargetColumn]:
 
 
 def constant_texts(layout: Layout, values: dict[str, object]) -> list[str | None]:
-    """The texts of `values` for `added_columns`, in the same order."""
+    """The values of `added_columns` as texts, in the same order. `values` has them by column name."""
     fields = [layout.schema.field(column.name) for column in added_columns(layout)]
     return [_texts(pa.array([values[field.name]], field.type))[0].as_py() for field in fields]
 
@@ -106,7 +106,7 @@ def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as integers, if possible: as text, "10" would sort before "9"."""
+    """The column as integers, if possible, because the text "10" would sort before "9"."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:

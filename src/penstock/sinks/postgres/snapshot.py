@@ -1,5 +1,5 @@
-"""Executor tasks for whole tables of a Postgres target: load chunks and swap the table in, or read it into
-files for Spark.
+"""Executor tasks for whole tables of a Postgres target: load the chunks of a snapshot into a staging table,
+swap the staging table in, and read a table into files for Spark.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FinishTask:
 
 
 def finish(task: FinishTask) -> None:
-    """Swap the staging table in. If several attempts run, one of them swaps it."""
+    """Swap the staging table in. If several attempts run, only one of them swaps it in."""
     with target_transaction(task.address, f"finishing the snapshot of {task.place}") as connection:
         ensure_prepared(connection)
         if _is_done(connection, task):
@@ -151,7 +151,7 @@ _BLOCKS_A_PART = 16_384
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A table to read at `position`; None: at its current position."""
+    """A table to read at `position`; if that is None, at its current position."""
 
     address: SourceAddress
     pipeline: str
@@ -171,7 +171,7 @@ class ReadTask:
 
 
 def read_table(spark: SparkSession, executors: Executors, source: TableSource, scratch: Path) -> DataFrame:
-    """Read the table into files in a new directory in `scratch`."""
+    """Read the table into files in a new directory in `scratch`, and return a DataFrame of these files."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     directory = scratch / secrets.token_hex(8)
@@ -190,7 +190,7 @@ def read_table(spark: SparkSession, executors: Executors, source: TableSource, s
 
 
 def read_small(source: TableSource, limit_bytes: int) -> pa.Table | None:
-    """Read the whole table in this process; None if it exceeds `limit_bytes` of memory."""
+    """Read the whole table in this process. Returns None if it exceeds `limit_bytes` of memory."""
     parts, size = [source.layout.schema.empty_table()], 0
     with target_connection(source.address, f"reading {source.place}") as connection:
         found, texts = read_blocks(connection, source.place, stored_names(source.layout), (0, None))

@@ -1,9 +1,9 @@
 """State of tables in a Postgres target, read without Spark, and the plan of their column changes.
 
 The target server changes columns as the source server did: a wider type holds the same values, and the
-default of an added column applies to all existing rows. Changes of earlier schema versions in the same epoch
-are copied as text, so their text must be valid and equal in the new type; the text of a `real` differs from
-that of the `double precision` it became.
+default of an added column applies to all existing rows. Penstock copies the changes of earlier schema
+versions in the same epoch as text. So each value must have the same text in the old type and in the new one.
+A counterexample is a `real` column that became `double precision`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ _LONGEST_NAME_BYTES = 63
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Maps source tables to tables of the target. The schema is the configured one (`schemas`), or the
-    source's after a prefix; the table name stays the same.
+    """Maps source tables to tables of the target. The table name stays the same. The schema is the one that
+    `schemas` has for the source's schema; otherwise its name is `prefix`, followed by the name of the
+    source's schema.
     """
 
     schemas: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     shadow: str | None = None
-    """Name of a resync copy. If set, all places are the one shadow table of that copy."""
+    """Name of a resync copy. If it is set, `place` returns the shadow table of this copy, whatever the source
+    table.
+    """
 
     def place(self, table: TableName) -> TableName:
         if self.shadow is not None:
@@ -121,11 +124,11 @@ class PostgresTargets(Targets):
                 f"{self.describe(table)} was written by {_writer(record, self._pipeline)}",
                 hint="choose another schema under sink.postgres, or drop that table",
             )
-        # The table was dropped, so its record is void.
+        # If the table has a position and does not exist, it was dropped, so its record is void.
         return record if is_there or record.position is None else None
 
     def _connected(self, doing: str) -> AbstractContextManager[Connection]:
-        """A connection for reading."""
+        """Return a connection for reading."""
         return target_connection(self._address, doing)
 
 
@@ -162,7 +165,7 @@ def _held(origin: Origin) -> dict[str, TargetColumn]:
 
 
 def plan_alteration(record: AppliedRecord, evolution: Evolution) -> Alteration:
-    """The changes that alter the columns of `record` as in `evolution`."""
+    """Plan how `evolution` changes the columns of the target table that `record` describes."""
     columns = {column.name: column for column in evolved_record(record, evolution).columns}
     kept = [
         replace(column, name=evolution.renamed.get(column.name, column.name)) for column in record.columns

@@ -20,7 +20,7 @@ from penstock.change import ChangeCounts
 from penstock.cli.main import app
 from penstock.config.model import load_config
 from penstock.config.policies import RefusedPolicy
-from penstock.errors import SpoolCorruptError
+from penstock.errors import NoTablesError, SpoolCorruptError
 from penstock.pipeline.dead_letters.files import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.dead_letters.rejections import DEAD_LETTER_SCHEMA
 from penstock.pipeline.dead_letters.store import DeadLetterStore
@@ -483,9 +483,10 @@ def test_the_command_line_shows_dead_letters_and_requests_replays(
         )
         == []
     )
-    assert isinstance(
-        runner.invoke(app, ["dead-letters", "replay", str(path), "--table", "public.b"]).exception, Exception
-    )
+    others = ["--table", "public.b", "--table", "public.c"]
+    error = runner.invoke(app, ["dead-letters", "replay", str(path), *others]).exception
+    assert isinstance(error, NoTablesError)
+    assert error.message == "there are no open dead letters of public.b, public.c"
     assert (
         "1 dead letter of"
         in runner.invoke(app, ["dead-letters", "replay", str(path)], catch_exceptions=False).stdout
