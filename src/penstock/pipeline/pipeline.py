@@ -46,7 +46,13 @@ from penstock.pipeline.sources.resume_checks import over_holes, update_membershi
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
 from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
-from penstock.pipeline.table_selection import await_tables, check_selected, inspect_pipeline, select_tables
+from penstock.pipeline.table_selection import (
+    await_tables,
+    check_configuration,
+    check_selected,
+    inspect_pipeline,
+    select_tables,
+)
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, pause_ordered
 from penstock.pipeline.transform_sink import transforming
@@ -305,6 +311,7 @@ class Pipeline:
                 config.existing_policy,
                 on_none_readable=self._none_readable,
             )
+            check_configuration(tables, load_overrides(config.state).resync)
             include_dropped(connection, tables, self._sink, last, with_overrides(config))
             pause_ordered(tables, load_overrides(config.state))
             source.check_origin(connection, tables, last, system)

@@ -40,7 +40,13 @@ from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.resume_checks import interrupted_error
 from penstock.pipeline.table_lifecycle import TableLifecycle
 from penstock.pipeline.table_overrides import TableOverrides, change_overrides, load_overrides
-from penstock.pipeline.table_selection import Selection, inspect_pipeline, select_tables, unreadable_hint
+from penstock.pipeline.table_selection import (
+    Selection,
+    find_changed_setting,
+    inspect_pipeline,
+    select_tables,
+    unreadable_hint,
+)
 from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.pipeline.tables import Tables
 from penstock.postgres.catalog import CatalogTable
@@ -198,14 +204,34 @@ class TableReconciler:
         if self.reload is not None:
             config = self.reload()
             if config.tables != self.config.tables:
-                changed = True
-                self.config = self.config.model_copy(update={"tables": config.tables})
+                reloaded = self.config.model_copy(update={"tables": config.tables})
+                if self._can_apply(reloaded, orders):
+                    changed, self.config = True, reloaded
             elif config != self.config:
                 self._announce(
                     "settings other than tables: changed in the configuration; "
                     "restart the pipeline to apply them"
                 )
         return changed
+
+    def _can_apply(self, reloaded: PipelineConfig, orders: TableOverrides) -> bool:
+        """Whether the targets can follow the reloaded `tables:`. Otherwise announces the tables that would
+        lose rows, and the run continues with the former settings.
+        """
+        wanted = reloaded.with_tables(orders.added, orders.removed)
+        lost = [
+            f"{setting} of {name}"
+            for name, target in self.tables.targets.items()
+            if name not in orders.resync and wanted.has(name) and not self.tables.statuses[name].is_over
+            if (setting := find_changed_setting(None, target, wanted.schema_rule(name))) is not None
+        ]
+        if lost:
+            self._announce(
+                "`tables:` in the configuration is not applied, because its changes need a resync that would "
+                f"discard what only the target has: {'; '.join(lost)}. Restore the settings, or run "
+                "penstock tables resync"
+            )
+        return not lost
 
     def _announce(self, reason: str) -> None:
         if reason != self._announced:

@@ -26,7 +26,7 @@ from penstock.errors import (
 from penstock.pipeline.epoch_log import Epoch
 from penstock.pipeline.error_policy import Action, decide, final
 from penstock.pipeline.routing import route_tables
-from penstock.pipeline.schema_changes.tracker import find_resync_reason
+from penstock.pipeline.schema_changes.tracker import find_resync_reason, is_retyped
 from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.sources.base import SourceAdapter
 from penstock.pipeline.table_overrides import with_overrides
@@ -252,6 +252,7 @@ def inspect_pipeline(
             if target is not None and last is not None and _is_back(name, last, rule_of(name)):
                 tables.returned.add(name)
                 target = None
+            _check_settings(tables, schema, target, rule_of(name), last)
             _check_same(schema, target, sink.describe(name), rule_of(name))
         except TargetForeignError as error:
             _place_foreign(tables, name, error, existing_of(name))
@@ -384,6 +385,50 @@ def find_indistinct(
     return refused
 
 
+def _check_settings(
+    tables: Tables, schema: TableSchema, target: Target | None, rule: SchemaRule, last: Epoch | None
+) -> None:
+    """Raise an error if the target was filled with other settings, and a resync would lose rows that only the
+    target has.
+    """
+    changed = None if target is None or target.applied is None else find_changed_setting(schema, target, rule)
+    if changed is None:
+        return
+    error = SchemaChangedError(
+        f"{changed} of table {schema.name} changed since its target was filled",
+        hint="restore the setting; or, to discard what only the target has, penstock tables resync CONFIG "
+        f"{schema.name}",
+    )
+    recorded = None if last is None else last.tables.get(schema.name)
+    if recorded is None or not recorded.is_over:
+        tables.reconfigured[schema.name] = error
+    raise error
+
+
+def find_changed_setting(schema: TableSchema | None, target: Target, rule: SchemaRule) -> str | None:
+    """Return the setting with which the target was filled and which has another value now; None if there is
+    none, or if the table is resynced automatically. Without `schema`, only the transform is compared.
+    """
+    if rule.auto_resync:
+        return None
+    if not is_made_by(target, rule.transform):
+        return "columns:, where: or sql:"
+    return "types:" if schema is not None and is_retyped(schema, target) else None
+
+
+def check_configuration(tables: Tables, ordered: Collection[TableName]) -> None:
+    """Raise an error if settings of tables changed that their targets cannot follow, unless a resync of these
+    tables is ordered. Otherwise the tables would fail, and would miss changes until the setting is restored.
+    """
+    found = {name: error for name, error in tables.reconfigured.items() if name not in ordered}
+    if found:
+        raise SchemaChangedError(
+            "; ".join(error.message for error in found.values()),
+            hint="restore the settings; or, to discard what only the targets have: penstock tables resync "
+            f"CONFIG {' '.join(map(str, found))}",
+        )
+
+
 def _check_same(schema: TableSchema, target: Target | None, place: str, rule: SchemaRule) -> None:
     """Raise an error if a target was filled from another table of the same name, or from another schema.
 
@@ -391,12 +436,6 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
     """
     if target is None or target.applied is None or rule.auto_resync:
         return
-    if not is_made_by(target, rule.transform):
-        raise SchemaChangedError(
-            f"columns:, where: or sql: of table {schema.name} changed since {place} was filled",
-            hint=f"restore them, or run penstock tables resync CONFIG {schema.name}, or remove {place} and "
-            "run again to copy the table again",
-        )
     schema = schema if rule.transform is None else rule.transform.schema(schema)
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
     is_same = schema.key == target.key and found.equals(target.schema)

@@ -33,6 +33,10 @@ class Tables:
     """Tables that must be resynced, with the reason."""
     returned: set[TableName] = field(default_factory=set)
     """Tables in state `gone` that exist again in the source, so they are copied again."""
+    reconfigured: dict[TableName, PenstockError] = field(default_factory=dict)
+    """Tables that have not failed before, whose target was filled with other settings, and that cannot be
+    resynced without a loss, with the error.
+    """
     unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
     """Tables whose target could not be read, with the error."""
     unpublished: set[TableName] = field(default_factory=set)

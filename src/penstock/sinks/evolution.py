@@ -27,6 +27,7 @@ from penstock.change import METADATA_NAMES
 from penstock.postgres.catalog import CatalogShape
 from penstock.postgres.types.registry import BUILTIN_TYPES
 from penstock.postgres.types.rows import decode_readable
+from penstock.postgres.types.scalars import declared_decimal
 from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.lineage import DdlHint, Numbering, Numbers, Origin, OriginColumn, trace
 from penstock.sinks.row_values import View
@@ -58,11 +59,9 @@ def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rew
     if arrow_type == after.arrow_type:
         alike = oid == after.type_oid or {oid, after.type_oid} <= _TEXTS
         return TypeChange.NONE if alike and not is_rewritten else TypeChange.OTHER
-    if (
-        oid == after.type_oid == _NUMERIC
-        and _is_wider_decimal(arrow_type, after.arrow_type)
-        and not is_rewritten
-    ):
+    is_declared = oid == after.type_oid == _NUMERIC and arrow_type == declared_decimal(modifier)
+    if is_declared and not is_rewritten and _is_wider_decimal(arrow_type, after.arrow_type):
+        # With a type from `types:`, the target would lack larger values, which are null in it.
         return TypeChange.WIDER
     return TypeChange.OTHER
 

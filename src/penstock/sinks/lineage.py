@@ -27,6 +27,7 @@ from itertools import groupby
 from math import comb
 from typing import Any, Self
 
+from penstock.arrow import type_text
 from penstock.change import LogicalMessage
 from penstock.position import Position
 from penstock.schema import Column, TableSchema
@@ -170,6 +171,10 @@ class Origin:
     """See `Attributes`."""
     made_by: str = ""
     """The transform that computed the target's columns; empty if none."""
+    read_as: tuple[str, ...] = ()
+    """With a transform: the Arrow type of each source column, as `type_text`. Empty if an earlier version of
+    Penstock filled the target.
+    """
 
     @classmethod
     def of(cls, schema: TableSchema) -> Self | None:
@@ -190,22 +195,31 @@ class Origin:
             attributes.width,
             attributes.heap,
             attributes.made_by,
+            () if attributes.source is None else _types_of(columns),
         )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         found: dict[str, Any] = json.loads(text)
         columns = {int(number): OriginColumn(*column) for number, column in found["columns"].items()}
-        return cls(columns, int(found["width"]), str(found["heap"]), str(found.get("made_by", "")))
+        made_by, read_as = str(found.get("made_by", "")), tuple(map(str, found.get("read_as", ())))
+        return cls(columns, int(found["width"]), str(found["heap"]), made_by, read_as)
 
     def __str__(self) -> str:
         columns = {
             str(number): [each.name, each.type_oid, each.type_modifier, each.target]
             for number, each in self.columns.items()
         }
-        document = {"width": self.width, "heap": self.heap, "columns": columns}
-        made_by = {"made_by": self.made_by} if self.made_by else {}
-        return json.dumps({**document, **made_by}, separators=(",", ":"), ensure_ascii=False)
+        document: dict[str, Any] = {"width": self.width, "heap": self.heap, "columns": columns}
+        transformed = {"made_by": self.made_by, "read_as": self.read_as}
+        document |= {name: value for name, value in transformed.items() if value}
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+    def is_read_as(self, schema: TableSchema) -> bool:
+        """Whether the columns of `schema`, which has the shape of this origin, have the Arrow types that they
+        had when the target was filled. True if these types are not recorded.
+        """
+        return not self.read_as or self.read_as == _types_of(schema.columns)
 
     @property
     def numbering(self) -> Numbering:
@@ -240,6 +254,10 @@ class Origin:
     def numbers_of(self, targets: tuple[str, ...]) -> frozenset[int]:
         """The numbers of the columns with these names in the target."""
         return frozenset(number for number, column in self.columns.items() if column.target in targets)
+
+
+def _types_of(columns: Sequence[Column]) -> tuple[str, ...]:
+    return tuple(type_text(column.arrow_type) for column in columns)
 
 
 _log = logging.getLogger(__name__)

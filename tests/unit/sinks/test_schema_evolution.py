@@ -187,6 +187,8 @@ def test_an_origin_is_read_as_it_was_written() -> None:
 
 
 NUMERIC = (1700, 655366, pa.decimal128(10, 2))
+BY_POLICY = (1700, -1, pa.decimal128(20, 4))
+"""A column without a precision: the target has null for values of more than 20 digits."""
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,8 @@ NUMERIC = (1700, 655366, pa.decimal128(10, 2))
         (NUMERIC, Column("a", pa.decimal128(12, 2), 1700, 786438), False, TypeChange.WIDER),
         (NUMERIC, Column("a", pa.decimal128(12, 2), 1700, 786438), True, TypeChange.OTHER),
         (NUMERIC, Column("a", pa.decimal128(12, 3), 1700, 786439), False, TypeChange.OTHER),
+        (BY_POLICY, Column("a", pa.decimal128(38, 4), 1700), False, TypeChange.OTHER),
+        (BY_POLICY, Column("a", pa.decimal128(38, 4), 1700, 2490376), False, TypeChange.OTHER),
         ((1043, 54, pa.string()), Column("a", pa.string(), 25), False, TypeChange.NONE),
         ((1043, 54, pa.string()), Column("a", pa.string(), 1043, 9), True, TypeChange.OTHER),
         ((650, -1, pa.string()), Column("a", pa.string(), 869), False, TypeChange.OTHER),

@@ -96,6 +96,7 @@ def _numbers(schema: TableSchema) -> object:
 
 
 OTHER_TRANSFORM = "its transform was changed"
+RETYPED = "`types:` in the configuration was changed"
 RECREATED = "it was dropped and recreated"
 _XID_BITS = 0xFFFFFFFF
 UNSURE = "columns were dropped and added, and the WAL does not show which columns earlier changes had"
@@ -346,9 +347,9 @@ class SchemaTracker:
     def _always_matched(self, name: TableName, origin: Origin, schema: TableSchema) -> bool:
         """Whether all changes applied so far certainly had the target's columns.
 
-        Changes do not show that a column was dropped and created again under its name. If columns were both
-        dropped and added after the target last had the catalog's columns, a change may have been applied to
-        the wrong column.
+        Changes do not show that a column was dropped and created again under its name. If the table has lost
+        and gained columns since the catalog was last seen to match the target, changes applied since then may
+        have been written to the wrong column.
         """
         numbers = set(schema.attributes.numbers if schema.attributes is not None else ())
         if numbers >= origin.columns.keys() or numbers <= origin.columns.keys():
@@ -383,31 +384,45 @@ def matches_catalog(target: Target, origin: Origin, schema: TableSchema) -> bool
 
 
 def find_resync_reason(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
-    """Compare a target with the catalog and the transform. Returns the reason why the target must be
-    resynced; None if a resync is not necessary. The WAL may not show these reasons: the table or a column was
-    recreated under its name, or the transform was changed.
+    """Return the reason why a target must be resynced, found by comparing it with the catalog; None if there
+    is no reason. The table or a column was recreated under its name, or the configuration was changed: the
+    WAL may show none of these.
     """
     if schema.oid != target.source_oid:
         return RECREATED if schema.members is None else "the tables routed into it changed"
     if not is_made_by(target, transform):
         return OTHER_TRANSFORM
+    if is_retyped(schema, target):
+        return RETYPED
     origin = target.origin
     if origin is not None and origin.is_shape_of(schema) and not origin.is_same(schema):
         return "a column was dropped and recreated with the same name"
     return None
 
 
+def is_retyped(schema: TableSchema, target: Target) -> bool:
+    """Whether source columns that were not altered are now read with other Arrow types than when the target
+    was filled.
+    """
+    origin = target.origin
+    if origin is None or not origin.is_shape_of(schema):
+        return False
+    is_same = origin.is_read_as(schema) if origin.made_by else has_types(target.schema, origin, schema)
+    return not is_same
+
+
 def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema]) -> None:
-    """Raise an error unless all these schemas, after the transform, have the columns and the key of the
-    target. If the target records the source columns that it was filled from, the schemas must have these
-    columns too.
+    """Raise an error unless these schemas have the columns of the target, or of the table from which it was
+    filled.
     """
     seen = [version if rule.transform is None else rule.transform.schema(version) for version in versions]
     if target.origin is None:
         if not all(_is_plain(target, version) for version in seen):
             raise _refused(rule, target, "it changed, and its target has no record of column numbers")
+    elif any(is_retyped(version, target) for version in versions):
+        raise _refused(rule, target, RETYPED)
     elif not all(target.origin.is_shape_of(version) for version in versions) or not all(
-        _is_plain(target, version) for version in seen
+        _has_columns(target, version) for version in seen
     ):
         raise _refused(rule, target, "its columns or its key changed, and a transform uses them")
 
@@ -423,6 +438,14 @@ def _is_altered(target: Target, changes: TableChanges) -> bool:
 def _is_plain(target: Target, version: TableSchema) -> bool:
     found = {column.name: column.arrow_type for column in version.columns}
     return version.key == target.key and found == {field.name: field.type for field in target.schema}
+
+
+def _has_columns(target: Target, version: TableSchema) -> bool:
+    """Whether the target has the key and all columns of `version`. It may have columns of other writers."""
+    found = {field.name: field.type for field in target.schema}
+    return version.key == target.key and all(
+        found.get(column.name) == column.arrow_type for column in version.columns
+    )
 
 
 def _refused(rule: SchemaRule, target: Target, reason: str) -> Exception:

@@ -100,15 +100,22 @@ FLOAT_TYPES = {
 _NUMERIC_WRITTEN = r"^(-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity)$"
 
 
-def _arrow_type(modifier: int, policy: TypePolicy) -> pa.DataType:
+def declared_decimal(modifier: int) -> pa.DataType | None:
+    """Return the type that holds every number of a `numeric(p,s)` column; None if the modifier declares no
+    precision, or more digits than a decimal has.
+    """
     if modifier < 4:
-        return policy.numeric_type
+        return None
     precision = (modifier - 4) >> 16 & 0xFFFF
     # Since Postgres 15 the scale has eleven bits with a sign. In earlier versions it has sixteen unsigned
     # bits, but is never above 1,000.
     scale = ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
     digits, places = max(precision - min(scale, 0), scale), max(scale, 0)
-    return pa.decimal128(digits, places) if 1 <= digits <= MAX_DIGITS else policy.numeric_type
+    return pa.decimal128(digits, places) if 1 <= digits <= MAX_DIGITS else None
+
+
+def _arrow_type(modifier: int, policy: TypePolicy) -> pa.DataType:
+    return declared_decimal(modifier) or policy.numeric_type
 
 
 def _decode_numeric(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
