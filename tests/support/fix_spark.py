@@ -45,13 +45,10 @@ def _reader_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="penstock-readers-") as directory:
         address = f"{directory}/socket"
         command = [sys.executable, str(_FOR_WORKERS / "reader_server.py"), address]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as server:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             assert server.stdout is not None
             assert server.stdout.readline() == b"ready\n"
-            try:
-                yield address
-            finally:
-                server.terminate()
+            yield address  # the end of the block closes the server's standard input, which ends it
 
 
 @pytest.fixture(scope="session")

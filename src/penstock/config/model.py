@@ -381,7 +381,8 @@ class PipelineConfig(Model):
     @override
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = super().model_copy(update=update, deep=deep)
-        vars(copied).pop("_matching_rules", None)  # the copy may have other rules
+        if copied.tables is not self.tables:
+            vars(copied).pop("_matching_rules", None)
         return copied
 
     def mode_of(self, name: TableName) -> Mode:
@@ -429,7 +430,7 @@ class PipelineConfig(Model):
             for name in added
             if not self.has(name) and not self.selects(name)
         ]
-        changed = self.model_copy(update={"tables": (*self.tables, *rules)})
+        changed = self.model_copy(update={"tables": (*self.tables, *rules)} if rules else None)
         changed._removed = frozenset(removed)  # noqa: SLF001 an attribute of this class
         return changed
 

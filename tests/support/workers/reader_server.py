@@ -3,6 +3,7 @@
 `python reader_server.py SOCKET` imports what a stream reader needs, and forks for each connection. The fork
 gets the environment and the standard streams of the process that Spark started, and runs pyspark's module.
 That process stays, since Spark signals it and waits for it: it passes SIGTERM on, and its end ends the fork.
+Its exit status is always 0.
 
 Only the standard library is imported at the top: every stream reader's process imports this module.
 """
@@ -14,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -32,26 +34,33 @@ def run_forked(address: str) -> None:
     Returns if no server answers; the process then runs the stream reader itself.
     """
     connection = socket.socket(socket.AF_UNIX)
+    environment = json.dumps(dict(os.environ)).encode()
     try:
         connection.connect(address)
+        socket.send_fds(connection, [len(environment).to_bytes(4, "big")], range(_STREAMS))
+        connection.sendall(environment)
     except OSError:
+        connection.close()
         return
     signal.signal(signal.SIGTERM, lambda *_: connection.sendall(_TERMINATE))
-    environment = json.dumps(dict(os.environ)).encode()
-    socket.send_fds(connection, [len(environment).to_bytes(4, "big")], range(_STREAMS))
-    connection.sendall(environment)
     while connection.recv(1):
         pass
     os._exit(0)
 
 
 def _accept_until_forked(address: str) -> None:
-    """Serve connections. Returns only in a fork, which then is a stream reader."""
+    """Serve connections until standard input ends, as it does when the tests end or are killed. Returns only
+    in a fork, which then is a stream reader.
+    """
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(16)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
     while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            os._exit(0)
         connection, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
@@ -72,7 +81,10 @@ def _become(connection: socket.socket) -> None:
         raise ValueError(f"an environment of {wanted} bytes")
     environment = bytearray()
     while len(environment) < wanted:
-        environment += connection.recv(wanted - len(environment))
+        received = connection.recv(wanted - len(environment))
+        if not received:
+            os._exit(1)
+        environment += received
     os.environ.clear()
     os.environ.update(json.loads(environment))
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -92,7 +104,6 @@ def main() -> None:
     del sys.modules[_RUNNER]  # each fork runs it as its main module
     gc.collect()
     gc.freeze()
-    print("ready", flush=True)
     _accept_until_forked(sys.argv[1])
     sys.argv[:] = [sys.argv[0]]
     runpy.run_module(_RUNNER, run_name="__main__", alter_sys=True)
