@@ -439,7 +439,8 @@ class UnreadableTextError(TableError):
         return cls(
             f"column {column!r} of {table} has a value that is not valid UTF-8, or not in the text form of "
             "its type",
-            hint=f"rewrite the invalid values of {column!r} in UTF-8 and resync the table, or exclude it",
+            hint=f"rewrite the invalid values of {column!r} in UTF-8 and resync the table, or exclude the "
+            "table",
         )
 
 

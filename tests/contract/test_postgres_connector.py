@@ -507,7 +507,7 @@ def test_an_option_that_is_unknown_or_makes_no_sense_is_named() -> None:
         ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' is invalid"),
         (
             {"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"},
-            "does not support the option 'process'",
+            "does not support 'separate' as the option 'process'",
         ),
         ({"dsn": "host=h", "slot": "s", "spool": "x", "byTriggers": "true"}, "'polling' and 'byTriggers'"),
     ):

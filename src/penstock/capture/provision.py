@@ -170,7 +170,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
     ):
         yield Blocker(
             UnsupportedTableError.code,
-            f"{name} is a partition of {relation.root}, and its changes are published under that name",
+            f"{name} is a partition: its changes are published under the name of its root, {relation.root}",
             f"capture {relation.root} instead",
             (name,),
         )

@@ -111,16 +111,15 @@ def check_system(
     switch = inspect_switch(address, now.timeline, before.timeline)
     if switch is None:
         raise TimelineChangedError(
-            f"{switched}, which is not part of its history: it was restored to a time before that timeline "
-            "began",
+            f"{switched}, which is not part of the server's history: the server was restored to a time "
+            "before that timeline began",
             hint=f"point source.dsn at the server that continued from timeline {before.timeline}, or "
             f"{COPY_AGAIN}",
         )
     if held.lsn > switch:
         raise TimelineChangedError(
-            f"{switched}, which it left at {switch}: the {held.lsn - switch} bytes of WAL from there to "
-            f"{held} were captured, "
-            "but the server lost them when it was promoted or restored",
+            f"{switched}, which the server left at {switch}: the {held.lsn - switch} bytes of WAL from there "
+            f"to {held} were captured, but the server lost them when it was promoted or restored",
             hint=f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs "
             "ahead of the standby",
         )
@@ -151,8 +150,8 @@ def check_not_rewound(held: Position, server: Position) -> None:
     """
     if held > server:
         raise SystemChangedError(
-            f"changes were captured up to {held}, and the server's WAL ends at {server}: it was restored "
-            "to an earlier time",
+            f"changes were captured up to {held}, and the server's WAL ends at {server}: the server was "
+            "restored to an earlier time",
             hint=COPY_AGAIN,
         )
 
@@ -174,8 +173,7 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
     make = f"CREATE PUBLICATION {identifier(name)} FOR TABLE …;"
     if not has_slot:
         raise PublicationError(
-            f"publication {name} does not exist, and a slot that is older than its publication cannot be "
-            "read",
+            f"publication {name} does not exist; it must exist before slot {settings.slot} is created",
             hint=f"{make} or call with_publication_management(tables, manage=True), so that the capture "
             "creates it",
         )

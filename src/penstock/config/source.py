@@ -36,8 +36,7 @@ class PollingConfig(Model):
     cursor: str = Field(
         default=XMIN,
         description="Cursor column. Every insert and update must set it to a value not below the existing "
-        "ones. `xmin` needs "
-        "no such column, but each poll then reads the whole table.",
+        "ones. The system column `xmin` exists in every table, but with it each poll reads the whole table.",
     )
     cursors: dict[str, str] = Field(
         default_factory=dict,

@@ -76,7 +76,7 @@ def check_members(
     found = inspect_captured_tables(settings.address, settings.publication, lambda table: table in tables)
     for table, reason in found.interruptions(before, must_be_captured=bool(settings.tables)).items():
         raise TableGapError(
-            f"table {table} {reason}, so changes of it may be missing",
+            f"table {table} {reason}, so changes of {table} may be missing",
             hint="start without a checkpoint, which copies the tables again",
         )
     return found.members

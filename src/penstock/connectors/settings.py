@@ -171,12 +171,12 @@ class ConnectorSettings:
         capture = CaptureSettings.from_options(given)
         if capture.is_separate:
             raise ConfigError(
-                "a connector does not support the option 'process' with separate", hint="remove that option"
+                "a connector does not support 'separate' as the option 'process'", hint="remove that option"
             )
         if capture.polling is not None or capture.by_triggers:
             raise ConfigError(
                 "a connector does not support the options 'polling' and 'byTriggers'",
-                hint="remove them: it reads the WAL",
+                hint="remove them: a connector reads the WAL",
             )
         if capture.old_rows:
             raise ConfigError("a connector does not support the option 'oldRows'", hint="remove that option")

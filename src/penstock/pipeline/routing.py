@@ -135,9 +135,7 @@ def routed_views(
     for version in set(changes.schemas):
         member = members.get(version.name)
         if member is None or not is_same_shape(version, member):
-            raise ResyncRequired(
-                f"{version.name}, which is routed into it, was altered, renamed or recreated"
-            )
+            raise ResyncRequired(f"its member {version.name} was altered, renamed or recreated")
         names = {name: name for name in version.column_names}
         views[version] = View(names, {source: pa.scalar(str(version.name), pa.string())}, source=source)
     return views

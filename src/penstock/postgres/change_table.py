@@ -300,8 +300,8 @@ class ChangeTable:
         row: Any = self._execute("order_commits").fetchone()
         if row is None and not self.inspect().is_accepted:
             raise UncheckedTimelineError(
-                f"the server was promoted, and the reader of the change table {self._schema} has not "
-                "checked yet whether it is complete"
+                "the server was promoted, and the reader has not checked yet whether the change table "
+                f"{self._schema} is complete"
             )
         if row is None:
             raise _missing(self._schema)

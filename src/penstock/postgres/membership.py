@@ -186,7 +186,7 @@ class CapturedTables:
             if self._is_replaced(
                 name, is_captured=now is not None, by_oid=by_oid, must_be_captured=must_be_captured
             ):
-                return "was dropped, and another one has its name"
+                return "was dropped, and another table has its name"
             return "was dropped" if must_exist else None
         if current_name != name and not by_oid:
             return f"is called {current_name} now"

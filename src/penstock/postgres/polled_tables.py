@@ -288,7 +288,7 @@ def check_cursor(table: TableName, column: str, found: CursorFacts | None) -> Cu
     if not is_filled:
         alter = f"ALTER TABLE {identifier(table.schema, table.name)} ALTER {identifier(column)} SET NOT NULL;"
         raise UnsupportedTableError(
-            f"column {column!r} of {table} may be NULL, and rows without it would never be found", hint=alter
+            f"column {column!r} of {table} may be NULL, and rows with NULL would never be found", hint=alter
         )
     return CursorColumn(column, type_name)
 

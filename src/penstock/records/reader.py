@@ -85,8 +85,8 @@ class CaptureSnapshotter(Snapshotter):
             )
 
     def _move(self, change: Change) -> Record:
-        """The record of the current row, `change`. Reads one more row before, to find out whether `change` is
-        the last.
+        """The record of the current row, `change`. First reads the row after it, to find out whether `change`
+        is the last.
         """
         try:
             self._ahead = next(self._changes, None)

@@ -295,8 +295,8 @@ def _too_old(version: int, floor: int) -> ReferencePastError:
     return ReferencePastError(
         f"a change of version {version} is older than the history of the reference table, which starts at "
         f"version {floor}",
-        hint="restart the query with a new checkpoint, after the reference table has been kept; "
-        "a query that continues needs the directory of the earlier copy",
+        hint="start `keep` first, then the query with a new checkpoint; to continue from its old checkpoint, "
+        "the query needs the directory of the earlier copy",
     )
 
 

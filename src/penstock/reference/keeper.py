@@ -176,8 +176,8 @@ class KeptReference:
 
     def _refusal(self, holder: str) -> PenstockError:
         return ReferenceBusyError(
-            f"process {holder} keeps a reference table in {self.directory}",
-            hint="stop it, or use another directory",
+            f"the reference table in {self.directory} is already kept by process {holder}",
+            hint="stop that process, or use another directory",
         )
 
     # --- the first state ------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 gaps.
 
 Offsets: `{"position": "0/0"}` before the start; `{"position": F, "chunk": 3}` after three steps of the
-snapshot at fence F; `{"position": P}` after every change up to P, and after the snapshot, if the query has
-one. The end offset of a first batch also has the kind of start, such as `"begins": "slot"`, since
+snapshot at fence F; `{"position": P}` when the snapshot, if there is one, is complete and all changes up to P
+were read. The end offset of a first batch also has the kind of start, such as `"begins": "slot"`, since
 `startingPosition` may have another value when the batch is repeated. Offsets of earlier versions have no
 `begins`; for them, `startingPosition` applies.
 
-A query selects tables by name, so renaming a table causes a gap too. The spool stores the tables that each
-query has observed.
+A query selects tables by name. So changes may be missing not only after a table was taken out of the
+publication or recreated, but also after it was renamed. The spool stores the tables that each query has
+observed.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class TableWatch:
         interrupted = found.interruptions(recorded, must_be_captured=bool(self._request.choice.patterns))
         for name, reason in interrupted.items():
             raise TableGapError(
-                f"table {name} {reason}, so changes of it may be missing",
+                f"table {name} {reason}, so changes of {name} may be missing",
                 hint=f"{NEW_QUERY}, and with startingPosition snapshot",
             )
         known = {**found.members, **recorded}

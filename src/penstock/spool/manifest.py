@@ -5,7 +5,7 @@ capture.json            the slot and database system that the spool belongs to
 capture-status.json     status of the capture
 history.jsonl           schema history: the schemas of each table, and the position from which each holds
 lock                    locked by the writer
-moments.lock            locked while a polling capture assigns a position to a poll
+moments.lock            locked while a polling capture takes a consistent read
 segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
 open/<xid>/             pieces of open transactions
 consumers/<name>.json   released position of a consumer

@@ -97,7 +97,9 @@ class SpoolLock(FileLock):
         hint = "stop the other capture, or choose another spool for this one"
         super().__init__(
             SpoolLayout(root).lock,
-            lambda holder: SpoolLockedError(f"process {holder} writes to the spool", hint=hint),
+            lambda holder: SpoolLockedError(
+                f"the spool at {root} is locked: process {holder} writes to it", hint=hint
+            ),
         )
 
 
@@ -125,10 +127,13 @@ class ConsumerLock(FileLock):
 
 
 class PollLock(FileLock):
-    """Held while a polling capture assigns a position to a poll, so that later polls get later positions."""
+    """Held while a polling capture takes a consistent read, so that later reads get later positions."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(
             SpoolLayout(root).moment_lock,
-            lambda holder: LockWaitError(f"process {holder} assigns a position to a poll of the source"),
+            lambda holder: LockWaitError(
+                f"process {holder} holds the lock for consistent reads of the source (it polls, or starts a "
+                "copy)"
+            ),
         )

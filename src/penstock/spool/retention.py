@@ -117,7 +117,7 @@ def _load(path: Path) -> Position | None:
         raise SpoolCorruptError(
             f"consumers/{path.name} holds no position",
             hint="restart that consumer: it rewrites the file. If you delete the file, the capture deletes "
-            "changes that it needs",
+            "changes that the consumer needs",
         ) from error
 
 

@@ -205,7 +205,7 @@ class Hash(Action):
         return (
             None
             if can_hash(column.arrow_type)
-            else f"values of type {column.arrow_type} cannot be hashed: drop it"
+            else f"values of type {column.arrow_type} cannot be hashed: drop the column"
         )
 
     @override
@@ -239,7 +239,7 @@ class Masked(Action):
         return (
             None
             if can_mask(column.arrow_type)
-            else f"only texts can be masked, not {column.arrow_type}: hash it, or cast it to string"
+            else f"only texts can be masked, not {column.arrow_type}: hash the column, or cast it to string"
         )
 
     @override

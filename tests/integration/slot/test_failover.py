@@ -194,8 +194,8 @@ def test_L10_a_capture_with_changes_that_the_promoted_server_lost_stops(cluster:
         assert type(error) is TimelineChangedError
         assert error.code == "PEN-1212"
         assert error.message == (
-            "the server is on timeline 2, and everything captured came from timeline 1, which it left at "
-            f"{cluster.switch}: the {held.sealed - cluster.switch} bytes of WAL from there to "
+            "the server is on timeline 2, and everything captured came from timeline 1, which the server "
+            f"left at {cluster.switch}: the {held.sealed - cluster.switch} bytes of WAL from there to "
             f"{held.sealed} were captured, "
             "but the server lost them when it was promoted or restored"
         )
@@ -253,8 +253,7 @@ def test_L10_an_unknown_timeline_is_reported(cluster: Cluster, tmp_path: Path) -
     assert type(error) is TimelineChangedError
     assert error.message == (
         "the server is on timeline 2, and everything captured came from timeline 7, which is not part of "
-        "its history: "
-        "it was restored to a time before that timeline began"
+        "the server's history: the server was restored to a time before that timeline began"
     )
     assert error.hint == f"point source.dsn at the server that continued from timeline 7, or {COPY_AGAIN}"
 

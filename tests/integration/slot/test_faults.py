@@ -246,8 +246,8 @@ def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: So
     error = source.failure()
     assert type(error) is SystemChangedError
     words = (
-        f"changes were captured up to {ahead}, and the server's WAL ends at (\\S+): it was restored to "
-        "an earlier time"
+        f"changes were captured up to {ahead}, and the server's WAL ends at (\\S+): the server was "
+        "restored to an earlier time"
     )
     found = re.fullmatch(words, error.message)
     assert found is not None, error.message

@@ -79,7 +79,7 @@ def test_consumer_that_takes_over_the_slot_also_gets_the_gap_error(local: LocalS
         ([LEAVE], "was taken out of the publication"),
         ([LEAVE, JOIN], "put in again"),
         ([ANOTHER, *SWAP], "is called public.former now"),
-        ([ANOTHER, "DROP TABLE orders", SWAP[1]], "another one has its name"),
+        ([ANOTHER, "DROP TABLE orders", SWAP[1]], "another table has its name"),
         (["ALTER TABLE orders RENAME TO former"], "is called public.former now"),
     ],
 )

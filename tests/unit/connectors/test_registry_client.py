@@ -201,7 +201,7 @@ def test_options_say_where_the_registry_is_and_show_no_password() -> None:
         ("snapshot", "sometimes", "'snapshot'"),
         ("unhealthyErrors", "-1", "'unhealthyErrors'"),
         ("discoverSeconds", "nan", "'discoverSeconds'"),
-        ("process", "separate", "does not support the option 'process'"),
+        ("process", "separate", "does not support 'separate' as the option 'process'"),
         ("tables", "[1]", "'tables'"),
         ("snapshots", "initial", "no option 'snapshots'"),
     ],

@@ -13,7 +13,7 @@ ORDERS, OTHER = TableName("public", "orders"), TableName("public", "other")
 BEFORE = Membership(1, "7/10")
 
 RENAMED = "is called public.other now"
-REPLACED = "was dropped, and another one has its name"
+REPLACED = "was dropped, and another table has its name"
 REJOINED = "was taken out of the publication and put in again"
 LEFT = "was taken out of the publication"
 

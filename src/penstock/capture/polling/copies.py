@@ -81,7 +81,9 @@ class KnownCopies:
             with storage.open_output(path) as file:
                 pq.write_table(pa.Table.from_arrays([copied.versions], schema=schema), file)
         except (OSError, pa.ArrowException) as error:
-            raise SpoolError(f"the versions in a copy cannot be stored: {type(error).__name__}") from error
+            raise SpoolError(
+                f"row versions of a copied table cannot be stored: {type(error).__name__}"
+            ) from error
 
     def load(self, after: Position, before: Position) -> dict[int, list[CopiedVersions]]:
         """Return the copies whose positions are between `after` and `before`, the positions of two polls.
@@ -128,8 +130,8 @@ the oldest open transaction. With more of them, some rows are delivered twice.
 
 @dataclass(frozen=True, slots=True)
 class CopiedTables:
-    """Stores the row versions and keys of tables, under the consistent read that the copy of these tables
-    uses.
+    """Callback that reads the row versions and keys of tables in the same consistent read as the copy of
+    these tables, and stores them.
     """
 
     settings: PollingSettings

@@ -113,7 +113,9 @@ class FileResume(ResumeStore):
         hint = "stop the other capture, or give this one another directory under polling.resume"
         return FileLock(
             self.directory / _LOCK,
-            lambda holder: SlotBusyError(f"process {holder} polls by {self.directory / _MARK}", hint=hint),
+            lambda holder: SlotBusyError(
+                f"the polling position in {self.directory} is in use by process {holder}", hint=hint
+            ),
         )
 
     def _load(self, name: str) -> dict[str, str] | None:

@@ -151,8 +151,8 @@ def relation_blockers(schema: str, relation: TriggeredRelation) -> Iterator[Bloc
         yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: {why}", remedy, (name,))
         return
     if relation.root is not None:
-        what = f"{name} is a partition of {relation.root}, and its changes arrive under that name"
-        yield Blocker(UnsupportedTableError.code, what, f"ask for {relation.root} instead", (name,))
+        what = f"{name} is a partition: its changes arrive under the name of its root, {relation.root}"
+        yield Blocker(UnsupportedTableError.code, what, f"capture {relation.root} instead", (name,))
     for partition in relation.apart:
         yield Blocker(
             UnsupportedTableError.code,

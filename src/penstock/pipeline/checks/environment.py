@@ -36,10 +36,10 @@ def _check_state(config: PipelineConfig) -> Step:
         if free < _LEAST_FREE_BYTES:
             raise EnvironmentUnfitError(
                 f"the disk of {config.state} has only {free >> 20} MiB left",
-                hint="make room, or change state:",
+                hint="free space on it, or set state: to a directory on another disk",
             )
         if free < config.max_spool_bytes:
-            fix = "make room, lower max_spool_bytes:, or change state:"
+            fix = "free space, lower max_spool_bytes:, or set state: to a directory on another disk"
             step.warn(
                 "spool-larger-than-disk",
                 f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, "

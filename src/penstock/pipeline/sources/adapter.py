@@ -443,8 +443,8 @@ class TriggerSource(SourceAdapter):
             ) and fence > state.inherited:
                 raise SystemChangedError(
                     f"tables were copied as of {fence}, and the change table {self._name} had only the "
-                    f"changes up to {state.inherited} "
-                    "when the server was promoted",
+                    f"changes up to {state.inherited} when the server was promoted: the copies may contain "
+                    "changes that the server lost",
                     hint=COPY_AGAIN,
                 )
             self._copied = (state, exported.fence)

@@ -112,8 +112,8 @@ class CaptureMonitor:
             check_shared(config.spool, config.slot, config.origin, config.type_policy)
         elif (other := self._wait_for_end()) is not None:
             hint = (
-                "stop it; or set source.process: separate, if that is a `penstock capture` for several "
-                "pipelines"
+                "stop that process; if it is a `penstock capture` for several pipelines, set source.process: "
+                "separate instead"
             )
             raise SpoolLockedError(other.message, hint=hint)
 

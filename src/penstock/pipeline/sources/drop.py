@@ -72,7 +72,7 @@ def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
     """Drop the objects of the plan. The slot is first, because it makes the server retain WAL. Idempotent."""
     _check_stopped(config)
     with connect(config.source.address()) as connection:
-        if plan.slot is not None and _is_idle(connection, plan.slot):
+        if plan.slot is not None and _exists_idle(connection, plan.slot):
             drop_slot(connection, plan.slot)
         if plan.publication is not None:
             drop_publication(connection, plan.publication)
@@ -108,7 +108,7 @@ def _slot(connection: Connection, config: PipelineConfig, others: list[str], kep
             "--forget CONSUMER removes one)"
         )
         return None
-    _is_idle(connection, found.name)
+    _exists_idle(connection, found.name)
     return found.name
 
 
@@ -142,8 +142,8 @@ def _take_lease(connection: Connection, schema: str) -> None:
         raise SlotBusyError(f"another process reads the change table {schema}: {holder}", hint=hint)
 
 
-def _is_idle(connection: Connection, name: str) -> bool:
-    """Whether the slot exists. Raises an error if a process is reading it."""
+def _exists_idle(connection: Connection, name: str) -> bool:
+    """Whether the slot exists. Raises an error if it exists and a process is reading it."""
     found = inspect_slot(connection, name)
     if found is not None and found.reader is not None:
         check_idle(found)

@@ -141,7 +141,7 @@ def interrupted_error(source: TableName, reason: str, name: TableName, target: s
     a member of it.
     """
     return TargetRewoundError(
-        f"table {source} {reason}, so changes of it may be missing",
+        f"table {source} {reason}, so changes of {source} may be missing",
         hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table "
         "again",
     )

@@ -105,8 +105,8 @@ def _find_odd(texts: Texts, quoting: Quoting | None, arrow_type: pa.DataType) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The elements of all values: the start and end of each element, without brackets and delimiters, and the
-    number of elements of each value.
+    """Where the elements of a column's values are in its buffer: the start and end of each element, excluding
+    brackets and delimiters, and the number of elements of each value.
     """
 
     begins: Ints

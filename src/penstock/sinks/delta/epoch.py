@@ -216,8 +216,9 @@ class DeltaCommit:
         """Commit the results of the tasks as the next version. Returns False if another writer has already
         committed that version.
 
-        In that case, and after an error before the commit, all written files are removed. `rewritten` has a
-        new file, without the deleted rows, for the path of every file of the table.
+        In that case, and after an error before the commit, all written files are removed. `rewritten` maps
+        the path of each file of the table to the file that replaces it, without the deleted rows; it is empty
+        if the table was emptied. If it is None, the files stay and their deleted rows are marked.
         """
         deletions = [part.deletions for part in parts]
         try:

@@ -391,8 +391,8 @@ class DeltaSink(DeltaTargets, Sink):
                 raise Unsupported("its log has an unsupported format")
             if not is_unchanged(state.metadata, layout, target.source_oid):
                 raise SchemaChangedError(
-                    f"{path} has other columns, or another source table, than {target.table} had when the "
-                    "run began",
+                    f"{path} has other columns, or another source table, than this run expects: another run "
+                    "or program changed it",
                     hint=f"penstock tables resync CONFIG {target.table}, or remove {path} and restart the "
                     "pipeline to copy the table again",
                 )

@@ -100,7 +100,9 @@ def translated_errors(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except AnalysisException as error:
-        hint = "see the message; removing the table copies it again"
+        hint = (
+            f"fix the cause in the message, or remove {path} and restart the pipeline to copy the table again"
+        )
         raise SinkRefusedError(f"{doing} {path}: {first_line(error)}", hint=hint) from error
     except (PySparkException, Py4JJavaError) as error:
         found = parse_error(str(error))

@@ -219,7 +219,7 @@ def align_columns(place: Path, path: Path) -> None:
         and aligned is not None
         and not commit(place, shadow.version + 1, [{"metaData": aligned}])
     ):
-        raise SinkError(f"another process writes to {place}")
+        raise SinkError(f"cannot set the columns of {place}: another process writes to it")
 
 
 def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None:

@@ -102,7 +102,8 @@ def check_unchanged(target: Target, found: Target, place: str) -> None:
         found.mode,
     ):
         raise SchemaChangedError(
-            f"{place} has other columns, or another source table, than {target.table} had when the run began",
+            f"{place} has other columns, or another source table, than this run expects: another run or "
+            "program changed it",
             hint=f"penstock tables resync CONFIG {target.table}, or drop {place} and restart the pipeline to "
             "copy the table again",
         )

@@ -152,7 +152,9 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class EpochFiles:
-    """The result of a task: its files; or, in `wanted`, a request for the rows that it needs to run again."""
+    """The result of a task: the files that it wrote; or, in `wanted`, a request for rows of the target, with
+    which the task must be run again.
+    """
 
     emptied: bool = False
     rows: WrittenFile | None = None
