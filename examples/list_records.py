@@ -104,7 +104,9 @@ class ListSnapshotter(Snapshotter):
     def teardown(self) -> None:
         was_closed, self._is_closed, self._found = self._is_closed, True, None
         if not was_closed and not self._is_complete:
-            raise SnapshotInterruptedError(f"ended after {self._read} rows")
+            raise SnapshotInterruptedError(
+                f"ended after {self._read} rows", hint="empty the target and take a new snapshot"
+            )
 
 
 class ListIterator(CdcIterator):

@@ -765,10 +765,10 @@ class NoRowsError(PenstockError):
 
 
 class SnapshotInterruptedError(PenstockError):
-    """A snapshot ended before its last row. When it is started again, it starts from the beginning."""
+    """A snapshot ended before its last row and cannot continue. Empty the target, and take a new snapshot."""
 
     code = "PEN-5102"
-    recovery = Recovery.RETRY
+    recovery = Recovery.OPERATOR
 
 
 class RecordNotFoundError(PenstockError):

@@ -403,15 +403,49 @@ def test_health_depends_on_the_thresholds(harness: PostgresConnectorHarness) -> 
         harness.wal.commit_elsewhere()
         harness.add(*((each, "x" * 100) for each in range(2, 200)))
         wait_for(
-            lambda: connector.health_check().health is Health.DEGRADED,
-            "degraded",
+            lambda: "behind the source" in (connector.health_check().why or ""),
+            "behind the source",
             connector.health_check,
             harness.deadline_seconds,
         )
-        assert "behind the source" in (connector.health_check().why or "")
+        assert connector.health_check().health is Health.DEGRADED
         lag = connector.metrics().lag
         assert lag is not None
         assert lag > 1000
+
+
+def test_health_and_metrics_count_unacknowledged_changes_from_the_start(
+    harness: PostgresConnectorHarness,
+) -> None:
+    with opened(harness.with_options({"degradedLagBytes": "400000", "watchSeconds": "0.1"})) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        until_none(harness, connector)
+        assert connector.metrics().custom["unacknowledged_bytes"] < 400_000
+        harness.wal.commit_elsewhere()
+        harness.add((2, "x"))
+        take(harness, connector, 1)
+        until_none(harness, connector)
+        wait_for(
+            lambda: "not acknowledged" in (connector.health_check().why or ""),
+            "unacknowledged bytes as the reason",
+            connector.health_check,
+            harness.deadline_seconds,
+        )
+        assert connector.health_check().health is Health.DEGRADED
+        unacknowledged_bytes = connector.metrics().custom["unacknowledged_bytes"]
+        assert unacknowledged_bytes > 400_000
+        stored = connector.checkpoint()
+    with opened(harness, stored) as connector:
+        harness.add((3, "x"))
+        take(harness, connector, 1)
+        assert connector.metrics().custom["unacknowledged_bytes"] >= unacknowledged_bytes, (
+            "a restart acknowledges nothing"
+        )
+        until_none(harness, connector)
+        connector.notify_epoch_committed(connector.checkpoint().epoch)
+        assert connector.metrics().custom["unacknowledged_bytes"] == 0
+        assert connector.health_check().health is Health.HEALTHY
 
 
 def drop_from_reader(harness: PostgresConnectorHarness) -> bool:

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.reference.postgres import PostgresReferenceTable
-from penstock.spool.retention import released_positions, set_released
+from penstock.spool.retention import released_positions, remove_consumer, set_released
 from penstock.spool.rows import read_rows
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.reference_conformance import (
@@ -93,6 +93,10 @@ class PostgresReferenceHarness(ReferenceHarness):
             yield
 
     @override
+    def acknowledged(self) -> object:
+        return released_positions(self.wal.settings.spool).get(self.consumer)
+
+    @override
     def open_resources(self) -> object:
         return self.wal.open_resources()
 
@@ -134,6 +138,32 @@ def test_nothing_is_acknowledged_before_it_is_confirmed(harness: PostgresReferen
             lambda: harness.wal.confirmed,
             harness.deadline_seconds,
         )
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["consumer known", "consumer removed"])
+def test_slot_does_not_move_when_a_checkpoint_is_restored(
+    harness: PostgresReferenceHarness, is_known: bool
+) -> None:
+    spool = harness.wal.settings.spool
+    with following(harness) as follower:
+        follower.finish_snapshot()
+        harness.commit(upsert(harness.table, 1, "x"))
+        follower.follow({1: "x"})
+        checkpoint = follower.source.checkpoint()
+    before = harness.wal.confirmed
+    if not is_known:
+        remove_consumer(spool, harness.consumer)
+    with following(harness, checkpoint, {1: "x"}) as follower:
+        harness.commit(upsert(harness.table, 1, "y"))
+        follower.follow({1: "y"})
+    # The capture sends its last confirmation when the table is closed.
+    assert harness.wal.confirmed == before
+    position = Position.parse(checkpoint.offsets["position"])
+    assert released_positions(spool)[harness.consumer] < position
+    with following(harness, checkpoint, {1: "x"}) as follower:
+        follower.source.confirm(checkpoint)
+        follower.follow({1: "y"})
+    assert harness.wal.confirmed == position
 
 
 def test_position_follows_a_source_in_which_nothing_concerns_the_table(

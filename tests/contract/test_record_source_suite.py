@@ -19,6 +19,7 @@ from penstock.errors import (
     PenstockError,
     RecordGoneError,
     RecordNotFoundError,
+    Recovery,
     SnapshotInterruptedError,
 )
 from penstock.testing.record_source_conformance import RecordSourceConformance
@@ -188,6 +189,20 @@ class BeginsAnewInSilence(ListRecordSource):
             return super().read(position)
         except SnapshotInterruptedError:
             return super().read(None)
+
+
+class RetryableInterruption(SnapshotInterruptedError):
+    recovery = Recovery.RETRY
+
+
+@caught_by(SOURCES.test_interrupted_snapshot_cannot_be_resumed)
+class AsksForARetry(ListRecordSource):
+    @override
+    def read(self, position: RecordPosition | None) -> Record:
+        try:
+            return super().read(position)
+        except SnapshotInterruptedError as error:
+            raise RetryableInterruption(error.message, hint=error.hint) from error
 
 
 @caught_by(SOURCES.test_reading_from_the_start_again_takes_a_new_snapshot)

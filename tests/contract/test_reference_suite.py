@@ -174,6 +174,17 @@ class NeverGoesBack(ListReference):
         return batch
 
 
+@caught_by(SUITE.test_only_confirm_acknowledges)
+class RestoringReleases(ListReference):
+    """Continues after the latest checkpoint that was restored: its changes were released."""
+
+    @override
+    def restore(self, checkpoint: SourceCheckpoint) -> None:
+        super().restore(checkpoint)
+        ledger = vars(self._ledger)
+        self._version = ledger["released"] = max(self._version or 0, ledger.get("released", 0))
+
+
 @caught_by(SUITE.test_confirming_keeps_later_changes)
 class ConfirmingSkips(ListReference):
     """Releases everything, including later changes."""

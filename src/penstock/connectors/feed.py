@@ -93,6 +93,10 @@ class Begun:
     """The start of reading: the consumer has all changes up to `floor`."""
 
     floor: Position
+    retained: Position
+    """The source retains the changes after this position. It is before `floor` if the consumer continues from
+    a checkpoint that it has not acknowledged.
+    """
     members: Mapping[TableName, Membership] = field(default_factory=dict)
     """Publication membership of the tables, as it was checked at the start."""
 
@@ -406,8 +410,9 @@ class Feed:
         try:
             self._retried(self._make_ready)
             self._capture.start()
-            self._begin = self._await_begin()
-            self._put((Begun(self._begin, self._members),))
+            retained = self._await_retained()
+            self._begin = self._begin if self._begin > Position.ZERO else retained
+            self._put((Begun(self._begin, retained, self._members),))
             self._retried(self._copy)
             self._follow()
         except _StoppedError:
@@ -431,17 +436,16 @@ class Feed:
         except OSError as error:
             raise SpoolError(f"the spool cannot be written: {error}") from error
 
-    def _await_begin(self) -> Position:
-        """Wait until the capture has opened the spool, and return the position after which reading starts.
-        Before the spool is open, another process may still move that position.
+    def _await_retained(self) -> Position:
+        """Wait until the capture has opened the spool, and return the position after which all changes are
+        retained. Before the spool is open, another process may still move that position. Reading starts there
+        if the consumer has no checkpoint.
         """
         while not self._capture.wait_until(Position.ZERO, _WAIT_SECONDS):
             self._check_capture()
         end = self._capture.end or Position.ZERO
-        if self._begin > Position.ZERO:
-            return self._begin
-        begun = released_positions(self._settings.spool).get(CONSUMER, Position.ZERO)
-        return begun if begun > Position.ZERO else self._reader.start or end
+        released = released_positions(self._settings.spool).get(CONSUMER, Position.ZERO)
+        return released if released > Position.ZERO else self._reader.start or end
 
     def _copy(self) -> None:
         """Copy the tables that are not yet copied. After an interruption, incomplete tables start again under

@@ -77,6 +77,7 @@ class PostgresConnector(SourceConnector):
         self._progress = Progress()
         self._ledger = EpochLedger(0, Position.ZERO)
         self._acknowledged = Position.ZERO
+        self._retained = Position.ZERO
         self._requested_at = Position.ZERO
         self._held: Step | None = None
         self._batch_schemas: dict[str, pa.Schema] = {}
@@ -176,6 +177,7 @@ class PostgresConnector(SourceConnector):
         match step:
             case Begun():
                 progress = progress.begun(step.floor, step.members)
+                self._retained = step.retained
             case CopiedRows():
                 pass  # until the table is complete, a restart copies it again
             case Copied():
@@ -304,6 +306,7 @@ class PostgresConnector(SourceConnector):
             feed.trouble,
             feed.errors_total - self._errors_before,
             self._behind_bytes(status),
+            self._unacknowledged_bytes(),
             None if status is None else status.lag,
         )
         return assess(vitals, settings.thresholds)
@@ -311,15 +314,14 @@ class PostgresConnector(SourceConnector):
     @override
     def metrics(self) -> ConnectorMetrics:
         """`lag` is the number of bytes of WAL from the position up to which all tables were delivered to the
-        last known position of the server.
+        last known position of the server. `unacknowledged_bytes` is the number of bytes of WAL before the
+        former position that the consumer has not acknowledged.
         """
         status, progress = self._status(), self._progress
         custom = {
             "epoch": float(self._ledger.last),
             "tables_to_copy": float(len(progress.to_copy)),
-            "unacknowledged_bytes": float(max(0, progress.floor - self._acknowledged))
-            if self._acknowledged > Position.ZERO
-            else 0.0,
+            "unacknowledged_bytes": float(self._unacknowledged_bytes()),
         }
         if status is not None and status.lag is not None and status.lag.retained_bytes is not None:
             custom["retained_wal_bytes"] = float(status.lag.retained_bytes)
@@ -343,3 +345,10 @@ class PostgresConnector(SourceConnector):
         if status is None or status.lag is None or floor == Position.ZERO:
             return None
         return max(0, status.sealed - floor + status.lag.behind_bytes)
+
+    def _unacknowledged_bytes(self) -> int:
+        """WAL that was delivered and not acknowledged. Before the first acknowledgement, it is counted from
+        the position after which the source retains all changes; before reading starts, that is unknown.
+        """
+        since = max(self._retained, self._acknowledged)
+        return max(0, self._progress.floor - since) if since > Position.ZERO else 0

@@ -37,12 +37,18 @@ class HealthThresholds:
     A single error without progress makes it degraded.
     """
 
-    degraded_lag_bytes: Annotated[int, Option("Lag above which the connector is degraded.", WHOLE)] = (
-        256 << 20
-    )
-    unhealthy_lag_bytes: Annotated[int, Option("Lag above which the connector is unhealthy.", WHOLE)] = (
-        4 << 30
-    )
+    degraded_lag_bytes: Annotated[
+        int,
+        Option(
+            "Bytes of WAL, not delivered or not acknowledged, above which the connector is degraded.", WHOLE
+        ),
+    ] = 256 << 20
+    unhealthy_lag_bytes: Annotated[
+        int,
+        Option(
+            "Bytes of WAL, not delivered or not acknowledged, above which the connector is unhealthy.", WHOLE
+        ),
+    ] = 4 << 30
     unhealthy_errors: Annotated[
         int, Option("Errors without progress after which the connector is unhealthy.", WHOLE)
     ] = 5
@@ -58,6 +64,8 @@ class Vitals:
     """Number of errors since the last progress."""
     behind_bytes: int | None = None
     """Lag of the position that was handed to the consumer."""
+    unacknowledged_bytes: int = 0
+    """WAL that was handed to the consumer and that it has not acknowledged."""
     lag: CaptureLag | None = None
     """The last sample of slot and server."""
 
@@ -79,18 +87,29 @@ def _unhealthy(vitals: Vitals, thresholds: HealthThresholds) -> str | None:
         return f"{vitals.errors} errors without progress, the last one {_error_text(trouble)}"
     if lag is not None and lag.wal_status == "lost":
         return "the slot has been invalidated"
-    if vitals.behind_bytes is not None and vitals.behind_bytes > thresholds.unhealthy_lag_bytes:
-        return f"{vitals.behind_bytes} bytes behind the source, more than {thresholds.unhealthy_lag_bytes}"
-    return None
+    return _excess(vitals, thresholds.unhealthy_lag_bytes)
 
 
 def _degraded(vitals: Vitals, thresholds: HealthThresholds) -> str | None:
     if vitals.trouble is not None:
         return _error_text(vitals.trouble)
-    if vitals.behind_bytes is not None and vitals.behind_bytes > thresholds.degraded_lag_bytes:
-        return f"{vitals.behind_bytes} bytes behind the source, more than {thresholds.degraded_lag_bytes}"
+    excess = _excess(vitals, thresholds.degraded_lag_bytes)
+    if excess is not None:
+        return excess
     if vitals.lag is not None and vitals.lag.warnings:
         return vitals.lag.warnings[0]
+    return None
+
+
+def _excess(vitals: Vitals, limit_bytes: int) -> str | None:
+    """The text for a lag above the limit; None if there is none."""
+    if vitals.behind_bytes is not None and vitals.behind_bytes > limit_bytes:
+        return f"{vitals.behind_bytes} bytes behind the source, more than {limit_bytes}"
+    if vitals.unacknowledged_bytes > limit_bytes:
+        return (
+            f"{vitals.unacknowledged_bytes} bytes of WAL delivered and not acknowledged, more than "
+            f"{limit_bytes}: call notify_epoch_committed after every durable checkpoint"
+        )
     return None
 
 

@@ -232,10 +232,10 @@ class RecordSource(ABC):
 
         In a snapshot, a caller can go back by one record only, and positions are valid only for the same
         source object. Any other position of a snapshot, for example after a restart, raises
-        `SnapshotInterruptedError`. Then empty the target and read from None: otherwise rows that were deleted
-        since the snapshot would stay in the target. The position of the last row stands for the complete
-        snapshot, and stays valid. Passing None takes a new snapshot if the first record was acknowledged, or
-        if a later record was read.
+        `SnapshotInterruptedError`, again at every retry. Then empty the target and read from None:
+        otherwise rows that were deleted since the snapshot would stay in the target. The position of the
+        last row stands for the complete snapshot, and stays valid. Passing None takes a new snapshot if the
+        first record was acknowledged, or if a later record was read.
 
         Raises `RecordNotFoundError` after a short wait if there is no record yet: try again. Raises
         `RecordGoneError`, a subclass that cannot be retried, if the record is no longer available or

@@ -90,7 +90,8 @@ class ReferenceTableSource(ABC):
     @abstractmethod
     def restore(self, checkpoint: SourceCheckpoint) -> None:
         """Continue from `checkpoint` instead of the beginning. If the snapshot was complete at the
-        checkpoint, it is not read again.
+        checkpoint, it is not read again. Restoring acknowledges nothing: an older checkpoint stays valid
+        until a later one is confirmed.
 
         Called at most once, before the first poll; later it raises `ConnectorStateError`. Raises
         `CheckpointError` for a checkpoint of another table, and a gap error if the changes after the

@@ -81,7 +81,8 @@ class CaptureSnapshotter(Snapshotter):
         self._changes.close()
         if not self._is_complete:
             raise SnapshotInterruptedError(
-                f"the snapshot of {self._builder.table} ended after {self._number} rows"
+                f"the snapshot of {self._builder.table} ended after {self._number} rows",
+                hint="empty the target and take a new snapshot, which reads every row again",
             )
 
     def _move(self, change: Change) -> Record:

@@ -236,6 +236,7 @@ class KeptReference:
         if state.failure is not None:
             state = replace(state, failure=None)
             store_state(self.directory, state)
+        self._source.confirm(state.checkpoint)  # the last run may have stopped before this call
         return state
 
     # --- the thread -----------------------------------------------------------------------------------------

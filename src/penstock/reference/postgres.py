@@ -269,11 +269,16 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._move(fence)
 
     def _hold_from(self, position: Position) -> None:
-        """Keep all changes after `position` in spool and slot, or raise if they are no longer available."""
+        """Keep all changes after `position` in spool and slot, or raise if they are no longer available.
+
+        The released position may move back to an older checkpoint, but never forward: only `confirm` states
+        that the rows before a checkpoint are durable. A consumer without a file has released nothing.
+        """
         settings = self._settings
         before = released_positions(settings.spool).get(self._consumer)
+        released = Position.ZERO if before is None else min(before, position)
         # Set this before the check, since released segments may be deleted at any moment.
-        set_released(settings.spool, self._consumer, position)
+        set_released(settings.spool, self._consumer, released)
         try:
             self._check_ground(position)
         except BaseException:

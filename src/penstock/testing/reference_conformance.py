@@ -75,6 +75,12 @@ class ReferenceHarness(ABC):
         """A checkpoint that no source of this kind can have returned."""
         return SourceCheckpoint({"nowhere": "at all"}, 1, {"table": "another.one"})
 
+    def acknowledged(self) -> object:
+        """The source's acknowledged position, as a comparable value. It changes only with `confirm`. The
+        default is for sources without a log.
+        """
+        return None
+
     def open_resources(self) -> object:
         """The open resources, such as the number of connections, threads and files, as a comparable value. It
         must be equal before use and after `close`.
@@ -465,6 +471,28 @@ class ReferenceTableConformance:
             follower.follow({1: "x", 2: "y"})
         with following(harness, checkpoint, {1: "x"}) as follower:
             follower.follow({1: "x", 2: "y"})
+
+    @rule("reference_table_source", "restore()", "position", "restores")
+    @rule("mistakes", "ack-in-checkpoint")
+    def test_only_confirm_acknowledges(self, harness: ReferenceHarness) -> None:
+        with following(harness) as follower:
+            follower.finish_snapshot()
+            older = follower.source.checkpoint()
+            follower.source.confirm(older)
+            before = harness.acknowledged()
+            harness.commit(upsert(harness.table, 1, "x"))
+            follower.follow({1: "x"})
+            newer = follower.source.checkpoint()
+        assert harness.acknowledged() == before, "polling, checkpoint and close must not acknowledge"
+        with following(harness, newer, {1: "x"}) as follower:
+            assert harness.acknowledged() == before, "restore must not acknowledge"
+            harness.commit(upsert(harness.table, 2, "y"))
+            follower.follow({1: "x", 2: "y"})
+            assert harness.acknowledged() == before, "polling after a restore must not acknowledge"
+        with following(harness, older) as follower:
+            follower.follow({1: "x", 2: "y"})
+            follower.source.confirm(newer)
+            assert before is None or harness.acknowledged() != before, "confirm must acknowledge"
 
     @rule("reference_table_source", "restore-errors")
     def test_restore_after_the_first_poll_is_refused(self, harness: ReferenceHarness) -> None:

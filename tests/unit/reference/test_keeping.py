@@ -129,6 +129,14 @@ def test_confirmed_rows_are_in_the_directory(ledger: Ledger, tmp_path: Path) -> 
         assert state.checkpoint == source.confirmed[-1]
 
 
+def test_stored_checkpoint_is_confirmed_at_the_next_start(ledger: Ledger, tmp_path: Path) -> None:
+    with kept(ledger, tmp_path) as (reference, _):
+        stored = load_state(reference.directory)
+    assert stored is not None
+    with kept(ledger, tmp_path) as (_, source):
+        assert source.confirmed == [stored.checkpoint], "restoring a checkpoint does not confirm it"
+
+
 def test_long_history_is_folded_as_far_as_no_reader_needs_it(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
