@@ -78,7 +78,6 @@ class PostgresConnector(SourceConnector):
         self._ledger = EpochLedger(0, Position.ZERO)
         self._acknowledged = Position.ZERO
         self._requested_at = Position.ZERO
-        self._held: Step | None = None
         self._batch_schemas: dict[str, pa.Schema] = {}
         self._records_total = 0
         self._bytes_total = 0
@@ -133,7 +132,7 @@ class PostgresConnector(SourceConnector):
         settings = self._opened()
         feed = self._feed or self._start(settings)
         while True:
-            step, self._held = self._held or feed.steps.take(max_records), None
+            step = feed.steps.take(max_records)
             if step is None:
                 return None
             if not isinstance(step, Rows):
@@ -141,7 +140,7 @@ class PostgresConnector(SourceConnector):
                 self._request_checkpoint_if_idle(settings)
                 continue
             if self._has_new_schema(step):
-                self._held = step
+                feed.steps.put_back(step)
                 self._checkpoint_requested.set()
                 return None
             self._take(step)
