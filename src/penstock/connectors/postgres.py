@@ -94,8 +94,9 @@ class PostgresConnector(SourceConnector):
     @override
     def open(self, config: ConnectorConfig) -> None:
         """Inspect the server and the tables. Missing publication and slot are created when reading starts."""
-        if self._settings is not None or self._is_closed:
-            raise ConnectorStateError("the connector was already opened", hint="create another connector")
+        if self._is_closed or self._settings is not None:
+            state = "has been closed" if self._is_closed else "was already opened"
+            raise ConnectorStateError(f"the connector {state}", hint="create another connector")
         settings = ConnectorSettings.from_options(config)
         self._view = inspect_view(settings)
         self._settings = settings
