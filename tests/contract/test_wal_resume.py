@@ -27,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
 from penstock.secret import Secret
 from penstock.spool.retention import released_by_all
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
@@ -324,6 +325,26 @@ def test_publication_is_made_before_the_slot_and_extended_later(wal: WalHarness)
         check_same(
             take(stream, 1, wal.deadline_seconds), [upsert(wal.other, 1, "x")], "a table that came later"
         )
+
+
+def test_tables_that_can_be_published_are_streamed_although_another_cannot(
+    wal: WalHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    required = {wal.table, wal.other, TableName("public", "absent")}
+    capture = WalCapture(wal.settings).with_publication_management(required, manage=True)
+    with closing(capture.live()) as stream:
+        wal.commit(upsert(wal.other, 1, "x"))
+        check_same(
+            take(stream, 1, wal.deadline_seconds),
+            [upsert(wal.other, 1, "x")],
+            "published tables are streamed",
+        )
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.getMessage() == (
+        "not every required table is captured; blocked by: there is no table public.absent in the source "
+        "(check the name, which is case-sensitive)"
+    )
+    assert vars(warning)["missing"] == ["public.absent"]
 
 
 def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(

@@ -27,6 +27,7 @@ from urllib.parse import quote
 from penstock import storage
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
+from penstock.contracts.provisioning import Blocker, CaptureProvisioning, CoverageReport
 from penstock.errors import (
     PositionGapError,
     PublicationError,
@@ -162,6 +163,37 @@ _log = logging.getLogger(__name__)
 _FORMAT = 1
 _NAMED = 5
 """The maximum number of tables that an error names."""
+
+
+def gap_text(report: CoverageReport) -> str:
+    """Instructions for a coverage gap: the statements to run, followed by the blockers as SQL comments, so
+    that the whole text can be pasted.
+    """
+    statements = " ".join(report.remediation)
+    reasons = [_reason(blocker, statements) for blocker in report.blockers]
+    if not statements:
+        return f"blocked by: {'; '.join(reasons)}"
+    return "\n".join([f"run: {statements}", *(f"-- blocked by: {reason}" for reason in reasons)])
+
+
+def ensure_or_warn(
+    capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
+) -> None:
+    """Ensure that a capture covers the tables `required`, and log a warning with the SQL to run if it does
+    not cover all of them.
+    """
+    report = capture.ensure_coverage(frozenset(required), manage)
+    if manage and report.addable and report.blockers:
+        report = capture.inspect_coverage(frozenset(required))  # without the tables that were just added
+    if report.satisfied or (manage and report.manageable):
+        return
+    facts = {**extra, "missing": sorted(map(str, report.missing))}
+    _log.warning("not every required table is captured; %s", gap_text(report), extra=facts)
+
+
+def _reason(blocker: Blocker, statements: str) -> str:
+    remedy = blocker.remedy.replace(statements, "run that") if statements else blocker.remedy
+    return " ".join(f"{blocker.what} ({remedy})".split())
 
 
 def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:

@@ -15,10 +15,9 @@ from typing_extensions import override
 from penstock.capture import provision
 from penstock.capture.change_stream import CONSUMER, LiveChanges, register
 from penstock.capture.events import snapshot_changes
-from penstock.capture.provision import ensure_or_warn
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.slot_capture import SpoolCapture
-from penstock.capture.source_checks import MembershipWatch, check_publication
+from penstock.capture.source_checks import MembershipWatch, check_publication, ensure_or_warn
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.position import Position
@@ -139,6 +138,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             self.settings.publication,
             required,
             manage,
+            partly=True,
             old_rows=self.settings.old_rows,
         )
 

@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from penstock.capture.change_stream import LiveChanges, register
 from penstock.capture.events import snapshot_changes
-from penstock.capture.provision import ensure_or_warn
 from penstock.capture.pull import FeedCapture
+from penstock.capture.source_checks import ensure_or_warn
 from penstock.capture.trigger import provision
 from penstock.capture.trigger.feed import TriggerFeed, TriggerSettings
 from penstock.contracts.capture import ChangeCapture, ChangeStream
@@ -103,7 +103,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
-        return provision.ensure_trigger_coverage(self.settings.address, self.settings.name, required, manage)
+        return provision.ensure_trigger_coverage(
+            self.settings.address, self.settings.name, required, manage, partly=True
+        )
 
 
 @contextmanager

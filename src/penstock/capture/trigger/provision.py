@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.capture.provision import table_sql, write_blockers
 from penstock.contracts.provisioning import Blocker, CoverageReport
@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TriggerPlan:
-    """The observed coverage, and the statements that would create the missing objects."""
+    """The observed coverage, and the statements that create the missing objects of all tables without
+    blockers.
+    """
 
     report: CoverageReport
     installation: Installation
@@ -53,14 +55,19 @@ def inspect_trigger_coverage(
 
 
 def ensure_trigger_coverage(
-    address: SourceAddress, schema: str, required: Collection[TableName], manage: bool
+    address: SourceAddress,
+    schema: str,
+    required: Collection[TableName],
+    manage: bool,
+    *,
+    partly: bool = False,
 ) -> CoverageReport:
-    """Add missing triggers if `manage` is set and the role has the right. Returns the coverage before the
-    change.
+    """Add missing triggers if `manage` is set and the role has the right. If blockers affect some of the
+    tables, add none, or with `partly` the others. Returns the coverage before the change.
     """
     with connect(address) as connection:
         plan = plan_trigger_coverage(connection, schema, required)
-        if manage and plan.report.manageable:
+        if manage and (plan.report.manageable or (partly and plan.report.addable)):
             plan.installation.run(connection)
             _log.info("triggers set up", extra={"schema": schema, "tables": len(plan.installation.tables)})
         return plan.report
@@ -101,7 +108,8 @@ def plan_trigger_coverage(
         blockers=tuple(blockers),
         remediation=installation.texts if has_gap else (),
     )
-    return TriggerPlan(report, installation)
+    addable = tuple(table for table in installation.tables if table in report.addable)
+    return TriggerPlan(report, replace(installation, tables=addable))
 
 
 def check_usable(connection: Connection, schema: str) -> None:
