@@ -302,10 +302,14 @@ def test_server_that_cannot_be_reached_is_raised_by_live_itself(wal: WalHarness)
 def test_no_slot_is_made_while_there_is_no_publication(wal: WalHarness) -> None:
     with pytest.raises(PublicationError, match="does not exist"):
         WalCapture(wal.settings).live()
-    with pytest.raises(PublicationError, match="does not exist"):
+    with pytest.raises(PublicationError, match="does not exist") as raised:
         WalCapture(wal.settings).with_publication_management({wal.table}, manage=False).live()
     assert not wal.has_slot
     assert not Path(wal.settings.spool).exists()
+    statement, _, alternative = (raised.value.hint or "").partition(" or ")
+    assert alternative.startswith("pass manage=True to with_publication_management")
+    wal.database.execute(statement)
+    assert WalCapture(wal.settings).inspect_coverage({wal.table}).satisfied
 
 
 def test_publication_is_made_before_the_slot_and_extended_later(wal: WalHarness) -> None:
@@ -345,6 +349,39 @@ def test_tables_that_can_be_published_are_streamed_although_another_cannot(
         "(check the name, which is case-sensitive)"
     )
     assert vars(warning)["missing"] == ["public.absent"]
+
+
+@pytest.mark.parametrize(
+    ("required", "hint"),
+    [
+        (
+            {TableName("public", "absent")},
+            (
+                "blocked by: there is no table public.absent in the source "
+                "(check the name, which is case-sensitive)"
+            ),
+        ),
+        (set(), "{create} or name its tables in with_publication_management, so that the capture creates it"),
+        (
+            None,
+            (
+                "{create} or call with_publication_management(tables, manage=True), "
+                "so that the capture creates it"
+            ),
+        ),
+    ],
+)
+def test_hint_for_a_missing_publication_fits_a_capture_that_manages_it(
+    wal: WalHarness, required: set[TableName] | None, hint: str
+) -> None:
+    capture = WalCapture(wal.settings)
+    if required is not None:
+        capture = capture.with_publication_management(required, manage=True)
+    with pytest.raises(PublicationError, match="does not exist") as raised:
+        capture.live()
+    create = f'CREATE PUBLICATION "{wal.settings.publication}" FOR TABLE …;'
+    assert raised.value.hint == hint.format(create=create)
+    assert not wal.has_slot
 
 
 def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(

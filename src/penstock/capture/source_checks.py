@@ -178,17 +178,18 @@ def gap_text(report: CoverageReport) -> str:
 
 def ensure_or_warn(
     capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
-) -> None:
+) -> CoverageReport:
     """Ensure that a capture covers the tables `required`, and log a warning with the SQL to run if it does
-    not cover all of them.
+    not cover all of them. Returns the last report.
     """
     report = capture.ensure_coverage(frozenset(required), manage)
     if manage and report.addable and report.blockers:
         report = capture.inspect_coverage(frozenset(required))  # without the tables that were just added
     if report.satisfied or (manage and report.manageable):
-        return
+        return report
     facts = {**extra, "missing": sorted(map(str, report.missing))}
     _log.warning("not every required table is captured; %s", gap_text(report), extra=facts)
+    return report
 
 
 def _reason(blocker: Blocker, statements: str) -> str:
@@ -196,9 +197,16 @@ def _reason(blocker: Blocker, statements: str) -> str:
     return " ".join(f"{blocker.what} ({remedy})".split())
 
 
-def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:
+def check_publication(
+    connection: Connection,
+    settings: CaptureSettings,
+    *,
+    has_slot: bool = True,
+    coverage: CoverageReport | None = None,
+) -> None:
     """Raise an error if the publication does not exist. Postgres 18 and later report no error in that case,
-    and send no changes.
+    and send no changes. `coverage` is the report of the tables that the capture must publish, if there are
+    such tables; it explains why the capture has not created the publication.
     """
     name = settings.publication
     if inspect_publication(connection, name) is not None:
@@ -208,13 +216,23 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
         raise PublicationError(
             f"publication {name} does not exist, and a slot that is older than its publication cannot be "
             "read",
-            hint=f"{make} or call with_publication_management(tables, manage=True), so that the capture "
-            "creates it",
+            hint=_creation_hint(make, coverage),
         )
     raise PublicationError(
         f"publication {name} does not exist: current changes are lost for slot {settings.slot}",
         hint=f"{drop_statement(settings.slot)} {make} then {COPY_AGAIN}",
     )
+
+
+def _creation_hint(make: str, coverage: CoverageReport | None) -> str:
+    method, aim = "with_publication_management", "so that the capture creates it"
+    if coverage is None:
+        return f"{make} or call {method}(tables, manage=True), {aim}"
+    if coverage.blockers:
+        return gap_text(coverage)
+    if coverage.missing:
+        return f"{' '.join(coverage.remediation)} or pass manage=True to {method}, {aim}"
+    return f"{make} or name its tables in {method}, {aim}"
 
 
 class MembershipWatch:

@@ -86,9 +86,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         with connect(settings.address) as connection:
             # Checked first, so that nothing is created on a server that cannot be used.
             check_server(inspect_server(connection))
-            self._ensure_coverage()
+            coverage = self._ensure_coverage()
             has_slot = inspect_slot(connection, settings.slot) is not None
-            check_publication(connection, settings, has_slot=has_slot)
+            check_publication(connection, settings, has_slot=has_slot, coverage=coverage)
             # If the spool was filled from a slot that no longer exists, `SpoolCapture` raises instead of
             # continuing over the hole.
             is_first = not has_slot and load_identity(settings.spool) is None
@@ -142,10 +142,13 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             old_rows=self.settings.old_rows,
         )
 
-    def _ensure_coverage(self) -> None:
+    def _ensure_coverage(self) -> CoverageReport | None:
+        """Returns None if the capture has no tables to publish."""
         tables = frozenset(self.settings.tables)
         required, manage = (tables, bool(tables)) if self.required is None else (self.required, self.manage)
-        ensure_or_warn(self, required, manage, {"publication": self.settings.publication})
+        if self.required is None and not tables:
+            return None
+        return ensure_or_warn(self, required, manage, {"publication": self.settings.publication})
 
     def _members(self) -> MembershipWatch:
         required = frozenset(self.settings.tables) if self.required is None else self.required

@@ -64,9 +64,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
         stream as with a `WalCapture`.
         """
         settings = self.settings
-        ensure_or_warn(self, self.required, self.manage, {"schema": settings.name})
+        coverage = ensure_or_warn(self, self.required, self.manage, {"schema": settings.name})
         with connect(settings.address) as connection:
-            provision.check_usable(connection, settings.name)
+            provision.check_usable(connection, settings.name, coverage)
             ChangeTable(connection, settings.name).inspect()
         register(settings.spool)
         return LiveChanges(

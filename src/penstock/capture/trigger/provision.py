@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.capture.provision import table_sql, write_blockers
+from penstock.capture.source_checks import gap_text
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     ChangeTableMissingError,
@@ -112,13 +113,17 @@ def plan_trigger_coverage(
     return TriggerPlan(report, replace(installation, tables=addable))
 
 
-def check_usable(connection: Connection, schema: str) -> None:
-    """Raise unless the change table exists and this role may read it and delete from it."""
+def check_usable(connection: Connection, schema: str, coverage: CoverageReport | None = None) -> None:
+    """Raise unless the change table exists and this role may read it and delete from it. The blockers in
+    `coverage` explain why the capture has not created the change table.
+    """
     facts = inspect_change_table(connection, schema) if has_change_table(connection, schema) else None
     if facts is None:
         raise ChangeTableMissingError(
             f"the change table {schema} does not exist, so changes are not recorded",
-            hint="let the capture create it, with with_trigger_management, or run the statements of its "
+            hint=gap_text(coverage)
+            if coverage is not None and coverage.blockers
+            else "let the capture create it, with with_trigger_management, or run the statements of its "
             "coverage report",
         )
     if not facts.is_usable:
