@@ -51,6 +51,7 @@ _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 << 20
 _ENDING_SECONDS = 30.0
 _LOOK_SECONDS = 30.0
+_OTHER_TABLE = 'close the other reference table, or give each another name: consumer="…"'
 _ANEW = "start without a checkpoint, which copies the table again"
 
 
@@ -70,7 +71,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._settings = settings
         self._table = table
         self._consumer = consumer or f"reference-{table}"
-        self._lock = ConsumerLock(settings.spool, self._consumer)
+        self._lock = ConsumerLock(settings.spool, self._consumer, hint=_OTHER_TABLE)
         self._reader = SpoolReader(settings.spool)
         self._capture: SpoolCapture | SpoolFollower | None = None
         self._shape: TableSchema | None = None
