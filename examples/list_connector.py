@@ -66,7 +66,7 @@ class ListConnector(SourceConnector, SchemaProvider):
     @override
     def open(self, config: ConnectorConfig) -> None:
         if self._topic is not None or self._is_closed:
-            raise ConnectorStateError("the connector has been opened before")
+            raise ConnectorStateError(f"the connector was {'closed' if self._is_closed else 'opened'} before")
         self._topic = _topic(config)
         self._schema = self._topic.schema
 

@@ -13,14 +13,17 @@ from collections.abc import Set as AbstractSet
 from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CaptureProvisioning, CoverageReport
-from penstock.errors import PrivilegeError
+from penstock.errors import NoTablesError, PrivilegeError
 from penstock.schema import TableName
 
 
 class Register:
-    """The tables whose changes are streamed. It understands one statement, `ADD schema.table`."""
+    """The tables of the source, and those whose changes are streamed. It understands one statement, `ADD
+    schema.table`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *tables: TableName) -> None:
+        self.tables = frozenset(tables)
         self.streamed: set[TableName] = set()
 
     def run(self, statement: str) -> None:
@@ -37,30 +40,36 @@ class ListProvisioning(CaptureProvisioning):
     @override
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
         missing = frozenset(required - self._register.streamed)
-        statements = tuple(f"ADD {table}" for table in sorted(missing))
-        blocker = Blocker(
-            PrivilegeError.code, "this role is read-only", f"as a role that may add: {' '.join(statements)}"
-        )
+        absent, addable = sorted(missing - self._register.tables), sorted(missing & self._register.tables)
+        statements = tuple(f"ADD {table}" for table in addable)
+        blockers = [
+            Blocker(NoTablesError.code, f"there is no table {table}", "check the name", (table,))
+            for table in absent
+        ]
+        if addable and not self._may_add:
+            remedy = f"as a role that may add: {' '.join(statements)}"
+            blockers.append(Blocker(PrivilegeError.code, "this role is read-only", remedy, tuple(addable)))
         return CoverageReport(
             satisfied=not missing,
             present=frozenset(required & self._register.streamed),
             missing=missing,
-            manageable=bool(missing) and self._may_add,
-            blockers=(blocker,) if missing and not self._may_add else (),
+            manageable=bool(missing) and not blockers,
+            blockers=tuple(blockers),
             remediation=statements,  # the same for every role
         )
 
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
         report = self.inspect_coverage(required)
-        if manage and report.manageable:
-            for statement in report.remediation:
-                self._register.run(statement)
+        if manage:
+            for table in sorted(report.addable):
+                self._register.run(f"ADD {table}")
         return report  # the state before the change
 
 
 def main() -> None:
-    register, tables = Register(), {TableName("public", "orders"), TableName("public", "customers")}
+    tables = {TableName("public", "orders"), TableName("public", "customers")}
+    register = Register(*tables)
     report = ListProvisioning(register, may_add=False).ensure_coverage(tables, manage=True)
     print("in the way:", *(blocker.what for blocker in report.blockers))
     print("to run:", *report.remediation, sep="\n  ")

@@ -111,6 +111,24 @@ class CutsOffWhatIsTooMuch(ListConnector):
         return None if batch is None else SourceBatch(batch.records.slice(0, max_records), batch.partition)
 
 
+@caught_by(SUITE.test_no_batch_has_more_rows_than_the_poll_asked_for)
+class ReturnsHeldRowsWhole(ListConnector):
+    """Holds rows with another schema until the next poll, as many as the poll before asked for."""
+
+    held: SourceBatch | None = None
+    last: pa.Schema | None = None
+
+    @override
+    def poll_batch(self, max_records: int) -> SourceBatch | None:
+        batch, self.held = self.held or super().poll_batch(max_records), None
+        if batch is None:
+            return None
+        before, self.last = self.last, batch.records.schema
+        if before not in (None, self.last):
+            self.held = batch
+        return None if self.held else batch
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------
 
 

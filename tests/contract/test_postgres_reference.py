@@ -257,8 +257,9 @@ def test_two_of_one_name_are_refused(
     monkeypatch.setattr("penstock.reference.postgres._ENDING_SECONDS", 0.1)
     with following(harness) as follower, harness.source() as second:
         follower.finish_snapshot()
-        with pytest.raises(ConsumerBusyError):
+        with pytest.raises(ConsumerBusyError) as raised:
             second.poll_snapshot()
+    assert raised.value.hint == 'close the other reference table, or give each another name: consumer="…"'
 
 
 def test_lost_snapshot_begins_again_with_a_truncate(harness: PostgresReferenceHarness) -> None:

@@ -64,6 +64,13 @@ class NeverActs(ListProvisioning):
         return self.inspect_coverage(required)
 
 
+@caught_by(SUITE.test_tables_that_can_be_added_are_added_although_another_cannot)
+class AddsAllOrNone(ListProvisioning):
+    @override
+    def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
+        return super().ensure_coverage(required, manage and self.inspect_coverage(required).manageable)
+
+
 @caught_by(SUITE.test_ensuring_does_nothing_when_satisfied)
 class AlwaysActs(ListProvisioning):
     @override

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -299,6 +300,18 @@ class ClosesOnce(ListReference):
         super().close()
 
 
+@caught_by(SUITE.test_source_that_is_dropped_without_close_releases_everything)
+class LivesUntilItIsClosed(ListReference):
+    """A list of the open sources keeps each of them alive."""
+
+    opened: ClassVar[list[ListReference]] = []
+
+    @override
+    def poll_snapshot(self) -> pa.RecordBatch | None:
+        self.opened.append(self)
+        return super().poll_snapshot()
+
+
 class BrokenHarness(LedgerHarness):
     deadline_seconds = 0.3
 
@@ -309,6 +322,10 @@ class BrokenHarness(LedgerHarness):
     @override
     def source(self) -> ReferenceTableSource:
         return self._broken(self.ledger)
+
+    @override
+    def open_resources(self) -> object:
+        return len(LivesUntilItIsClosed.opened)
 
 
 @pytest.mark.parametrize("test", list(suite_tests(SUITE)))

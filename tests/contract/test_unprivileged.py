@@ -85,12 +85,13 @@ def check_told(
     """Nothing exists: the start fails and logs statements, which the owner runs. Then it starts without
     errors.
     """
-    with pytest.raises(refusal):
+    with pytest.raises(refusal) as raised:
         capture.live()
     (said,) = [
         record.getMessage() for record in caplog.records if "every required table" in record.getMessage()
     ]
     assert "who owns" in said, "the obstacle is named too"
+    assert said.endswith(f"; {raised.value.hint}"), "no hint to manage what is managed already"
     assert "CREATE PUBLICATION" not in said.partition("\n-- blocked by: ")[2], "a statement is printed once"
     assert "CREATE TRIGGER" not in said.partition("\n-- blocked by: ")[2]
     with psycopg.connect(owner.conninfo("test")) as connection:

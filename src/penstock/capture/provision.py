@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.contracts.provisioning import Blocker, CaptureProvisioning, CoverageReport
+from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     LockWaitError,
     NoTablesError,
@@ -359,30 +359,6 @@ def _ownership(
         yield Blocker(PrivilegeError.code, "; ".join(reasons), remedy, tables)
 
 
-def gap_text(report: CoverageReport) -> str:
-    """Instructions for a coverage gap: the statements to run, followed by the blockers as SQL comments, so
-    that the whole text can be pasted.
-    """
-    statements = " ".join(report.remediation)
-    reasons = [_reason(blocker, statements) for blocker in report.blockers]
-    if not statements:
-        return f"blocked by: {'; '.join(reasons)}"
-    return "\n".join([f"run: {statements}", *(f"-- blocked by: {reason}" for reason in reasons)])
-
-
-def ensure_or_warn(
-    capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
-) -> None:
-    """Ensure that a capture covers the tables `required`, and log a warning with the SQL to run if it does
-    not cover all of them.
-    """
-    report = capture.ensure_coverage(frozenset(required), manage)
-    if report.satisfied or (manage and report.manageable):
-        return
-    facts = {**extra, "missing": sorted(map(str, report.missing))}
-    _log.warning("not every required table is captured; %s", gap_text(report), extra=facts)
-
-
 def write_blockers(role: Role, statements: str) -> Iterator[Blocker]:
     """Blockers if nothing can be created: the server is a standby, or transactions are read-only."""
     if role.is_on_standby:
@@ -398,11 +374,6 @@ def write_blockers(role: Role, statements: str) -> Iterator[Blocker]:
             f"ALTER ROLE {role.identifier} SET default_transaction_read_only = off; "
             f"or, as another role: {statements}",
         )
-
-
-def _reason(blocker: Blocker, statements: str) -> str:
-    remedy = blocker.remedy.replace(statements, "run that") if statements else blocker.remedy
-    return " ".join(f"{blocker.what} ({remedy})".split())
 
 
 def table_sql(table: TableName) -> str:
@@ -439,16 +410,17 @@ def ensure_coverage(
     required: Collection[TableName],
     manage: bool,
     *,
+    partly: bool = False,
     old_rows: bool = False,
     unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Add the missing tables to the publication, if `manage` is set and the role has the right. Returns the
-    coverage before the change.
+    """Add the missing tables to the publication, if `manage` is set and the role has the right. If blockers
+    affect some of the tables, add none, or with `partly` the others. Returns the coverage before the change.
     """
     with connect(address) as connection:
         first = plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         for _ in range(_ATTEMPTS):
-            if not manage or not plan.report.manageable or plan.run(connection):
+            if not manage or not (partly or plan.report.manageable) or plan.run(connection):
                 break
             # Another session has changed the publication since it was inspected: the gap may be closed, or
             # there may be new blockers.
@@ -501,7 +473,9 @@ def blocked(blockers: Sequence[Blocker]) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePlan:
-    """The observed coverage, and the statement that adds missing tables (None if there are none to add)."""
+    """The observed coverage, and the statement that adds the missing tables without blockers (None if there
+    are none).
+    """
 
     publication: str
     report: CoverageReport
@@ -517,7 +491,7 @@ class CoveragePlan:
             return False
         _log.info(
             "publication extended",
-            extra={"publication": self.publication, "tables": len(self.report.missing)},
+            extra={"publication": self.publication, "tables": len(self.report.addable)},
         )
         return True
 
@@ -542,16 +516,17 @@ def plan_coverage(
     # The statement leaves out tables that already have blockers, so rights on them are not checked.
     blocked_tables = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in blocked_tables]
-    addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
+    statement = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
     blockers = [
         *ownership_blockers(publication, relations, Trust.load(connection)),
         *publication_blockers(name, publication, relations),
         *unfit,
     ]
-    if addition is not None:
+    if statement is not None:
         publisher = inspect_publisher(connection, name, wanting)
+        role = inspect_role(connection)
         blockers += role_blockers(
-            name, publication, wanting, inspect_role(connection), statement=addition.text, publisher=publisher
+            name, publication, wanting, role, statement=statement.text, publisher=publisher
         )
     report = CoverageReport(
         satisfied=not missing and not blockers,
@@ -559,6 +534,8 @@ def plan_coverage(
         missing=frozenset(relation.name for relation in missing),
         manageable=bool(missing) and not blockers,
         blockers=tuple(blockers),
-        remediation=(addition.text,) if addition is not None else (),
+        remediation=(statement.text,) if statement is not None else (),
     )
+    addable = [relation for relation in wanting if relation.name in report.addable]
+    addition = Addition.plan(connection, name, addable, exists=publication is not None) if addable else None
     return CoveragePlan(name, report, addition)

@@ -327,6 +327,11 @@ class CaptureSettings:
         return CaptureMethod.WAL if self.polling is None else CaptureMethod.POLLING
 
     def __post_init__(self) -> None:
+        check_slot_name(self.slot)
+        if names_several(self.publication):
+            raise ConfigError(
+                f"the option 'publication' lists several: {self.publication}", hint=ONE_PUBLICATION
+            )
         object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     def to_options(self) -> dict[str, str]:
@@ -355,11 +360,6 @@ class CaptureSettings:
         given = {name.lower(): value for name, value in options.items()}
         CAPTURE_OPTIONS.check_required(given)
         values = read_fields(cls, given)
-        check_slot_name(values["slot"])
-        if names_several(values["publication"] or ""):
-            raise ConfigError(
-                f"the option 'publication' lists several: {values['publication']}", hint=ONE_PUBLICATION
-            )
         return cls(
             **values | {"publication": values["publication"] or values["slot"]},
             address=_address(given),

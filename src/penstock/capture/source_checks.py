@@ -27,6 +27,7 @@ from urllib.parse import quote
 from penstock import storage
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
+from penstock.contracts.provisioning import Blocker, CaptureProvisioning, CoverageReport
 from penstock.errors import (
     PositionGapError,
     PublicationError,
@@ -163,9 +164,48 @@ _NAMED = 5
 """The maximum number of tables that an error names."""
 
 
-def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:
+def gap_text(report: CoverageReport) -> str:
+    """Instructions for a coverage gap: the statements to run, followed by the blockers as SQL comments, so
+    that the whole text can be pasted.
+    """
+    statements = " ".join(report.remediation)
+    reasons = [_reason(blocker, statements) for blocker in report.blockers]
+    if not statements:
+        return f"blocked by: {'; '.join(reasons)}"
+    return "\n".join([f"run: {statements}", *(f"-- blocked by: {reason}" for reason in reasons)])
+
+
+def ensure_or_warn(
+    capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]
+) -> CoverageReport:
+    """Ensure that a capture covers the tables `required`, and log a warning with the SQL to run if it does
+    not cover all of them. Returns the last report.
+    """
+    report = capture.ensure_coverage(frozenset(required), manage)
+    if manage and report.addable and report.blockers:
+        report = capture.inspect_coverage(frozenset(required))  # without the tables that were just added
+    if report.satisfied or (manage and report.manageable):
+        return report
+    facts = {**extra, "missing": sorted(map(str, report.missing))}
+    _log.warning("not every required table is captured; %s", gap_text(report), extra=facts)
+    return report
+
+
+def _reason(blocker: Blocker, statements: str) -> str:
+    remedy = blocker.remedy.replace(statements, "run that") if statements else blocker.remedy
+    return " ".join(f"{blocker.what} ({remedy})".split())
+
+
+def check_publication(
+    connection: Connection,
+    settings: CaptureSettings,
+    *,
+    has_slot: bool = True,
+    coverage: CoverageReport | None = None,
+) -> None:
     """Raise an error if the publication does not exist. Postgres 18 and later report no error in that case,
-    and send no changes.
+    and send no changes. `coverage` is the report of the tables that the capture must publish, if there are
+    such tables; it explains why the capture has not created the publication.
     """
     name = settings.publication
     if inspect_publication(connection, name) is not None:
@@ -174,13 +214,23 @@ def check_publication(connection: Connection, settings: CaptureSettings, *, has_
     if not has_slot:
         raise PublicationError(
             f"publication {name} does not exist; it must exist before slot {settings.slot} is created",
-            hint=f"{make} or call with_publication_management(tables, manage=True), so that the capture "
-            "creates it",
+            hint=_creation_hint(make, coverage),
         )
     raise PublicationError(
         f"publication {name} does not exist: current changes are lost for slot {settings.slot}",
         hint=f"{drop_statement(settings.slot)} {make} then {COPY_AGAIN}",
     )
+
+
+def _creation_hint(make: str, coverage: CoverageReport | None) -> str:
+    method, aim = "with_publication_management", "so that the capture creates it"
+    if coverage is None:
+        return f"{make} or call {method}(tables, manage=True), {aim}"
+    if coverage.blockers:
+        return gap_text(coverage)
+    if coverage.missing:
+        return f"{' '.join(coverage.remediation)} or pass manage=True to {method}, {aim}"
+    return f"{make} or name its tables in {method}, {aim}"
 
 
 class MembershipWatch:

@@ -15,10 +15,9 @@ from typing_extensions import override
 from penstock.capture import provision
 from penstock.capture.change_stream import CONSUMER, LiveChanges, register
 from penstock.capture.events import snapshot_changes
-from penstock.capture.provision import ensure_or_warn
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.slot_capture import SpoolCapture
-from penstock.capture.source_checks import MembershipWatch, check_publication
+from penstock.capture.source_checks import MembershipWatch, check_publication, ensure_or_warn
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.position import Position
@@ -87,9 +86,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         with connect(settings.address) as connection:
             # Checked first, so that nothing is created on a server that cannot be used.
             check_server(inspect_server(connection))
-            self._ensure_coverage()
+            coverage = self._ensure_coverage()
             has_slot = inspect_slot(connection, settings.slot) is not None
-            check_publication(connection, settings, has_slot=has_slot)
+            check_publication(connection, settings, has_slot=has_slot, coverage=coverage)
             # If the spool was filled from a slot that no longer exists, `SpoolCapture` raises instead of
             # continuing over the hole.
             is_first = not has_slot and load_identity(settings.spool) is None
@@ -139,13 +138,17 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             self.settings.publication,
             required,
             manage,
+            partly=True,
             old_rows=self.settings.old_rows,
         )
 
-    def _ensure_coverage(self) -> None:
+    def _ensure_coverage(self) -> CoverageReport | None:
+        """Returns None if the capture has no tables to publish."""
         tables = frozenset(self.settings.tables)
         required, manage = (tables, bool(tables)) if self.required is None else (self.required, self.manage)
-        ensure_or_warn(self, required, manage, {"publication": self.settings.publication})
+        if self.required is None and not tables:
+            return None
+        return ensure_or_warn(self, required, manage, {"publication": self.settings.publication})
 
     def _members(self) -> MembershipWatch:
         required = frozenset(self.settings.tables) if self.required is None else self.required

@@ -318,6 +318,12 @@ class StepQueue:
             self._changed.notify_all()
             return step
 
+    def put_back(self, step: Step) -> None:
+        """Make the step that was taken last the next step again."""
+        with self._changed:
+            self._steps.appendleft(step)
+            self._bytes += _size(step)
+
     def take_mark(self) -> Step | None:
         """The next step if it is available and has no rows; otherwise None."""
         with self._changed:

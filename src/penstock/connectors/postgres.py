@@ -79,7 +79,6 @@ class PostgresConnector(SourceConnector):
         self._acknowledged = Position.ZERO
         self._retained = Position.ZERO
         self._requested_at = Position.ZERO
-        self._held: Step | None = None
         self._batch_schemas: dict[str, pa.Schema] = {}
         self._records_total = 0
         self._bytes_total = 0
@@ -96,8 +95,9 @@ class PostgresConnector(SourceConnector):
     @override
     def open(self, config: ConnectorConfig) -> None:
         """Inspect the server and the tables. Missing publication and slot are created when reading starts."""
-        if self._settings is not None or self._is_closed:
-            raise ConnectorStateError("the connector was already opened", hint="create another connector")
+        if self._is_closed or self._settings is not None:
+            state = "has been closed" if self._is_closed else "was already opened"
+            raise ConnectorStateError(f"the connector {state}", hint="create another connector")
         settings = ConnectorSettings.from_options(config)
         self._view = inspect_view(settings)
         self._settings = settings
@@ -134,7 +134,7 @@ class PostgresConnector(SourceConnector):
         settings = self._opened()
         feed = self._feed or self._start(settings)
         while True:
-            step, self._held = self._held or feed.steps.take(max_records), None
+            step = feed.steps.take(max_records)
             if step is None:
                 return None
             if not isinstance(step, Rows):
@@ -142,7 +142,7 @@ class PostgresConnector(SourceConnector):
                 self._request_checkpoint_if_idle(settings)
                 continue
             if self._has_new_schema(step):
-                self._held = step
+                feed.steps.put_back(step)
                 self._checkpoint_requested.set()
                 return None
             self._take(step)

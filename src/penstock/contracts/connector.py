@@ -204,9 +204,9 @@ class SourceConnector(ABC):
         is set.
 
         Called in a loop; the first call starts reading. `max_records`, at least one, is a hint: a batch may
-        have fewer rows even if more are available. The call does not wait for rows. Usual mistake: taking the
-        first None for the end of a snapshot. None never means an end. An error that ended reading is raised
-        after all rows before it were returned; the connector can then only be closed.
+        have fewer rows even if more are available, but never more. The call does not wait for rows. Usual
+        mistake: taking the first None for the end of a snapshot. None never means an end. An error that ended
+        reading is raised after all rows before it were returned; the connector can then only be closed.
         """
 
     @abstractmethod

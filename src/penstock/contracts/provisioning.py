@@ -36,8 +36,9 @@ class CoverageReport:
     """Which of the required tables the source streams, at one moment.
 
     `satisfied` means that every required table is streamed completely. Otherwise `manageable` tells whether
-    this capture may close the gap itself, and `remediation` has the statements that close it. `blockers`
-    explain why the gap is not manageable, or why streamed tables are not complete.
+    this capture may close the whole gap itself, and `remediation` has the statements that close it.
+    `blockers` explain why the gap is not manageable, or why streamed tables are not complete. If they affect
+    only some of the missing tables, this capture may add the others, which are in `addable`.
     """
 
     satisfied: bool
@@ -48,6 +49,13 @@ class CoverageReport:
     manageable: bool = False
     blockers: tuple[Blocker, ...] = ()
     remediation: tuple[str, ...] = ()
+
+    @property
+    def addable(self) -> frozenset[TableName]:
+        """Missing tables that no blocker affects."""
+        if any(not blocker.tables for blocker in self.blockers):
+            return frozenset()
+        return self.missing.difference(*(blocker.tables for blocker in self.blockers))
 
 
 class CaptureProvisioning(ABC):
@@ -66,10 +74,11 @@ class CaptureProvisioning(ABC):
 
     @abstractmethod
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
-        """Close the gap, if `manage` is set and the gap is manageable; otherwise do nothing.
+        """With `manage`, add the missing tables that this capture may add; without it, do nothing.
 
         Called once per start, before the first change is read, by the one process that captures. Returns the
-        state *before* any action, so that the caller can report the actions: with `manage`, a report that is
-        `manageable` and has `missing` tables means that the gap was closed. Does nothing if the report is
-        satisfied. It only adds: a table that is no longer required is not removed.
+        state *before* any action, so that the caller can report the actions: with `manage`, the tables in
+        `addable` were added, and the blockers give the reasons why the others were not. The gap was closed if
+        the report is `manageable`. Does nothing if the report is satisfied. It only adds: a table that is no
+        longer required is not removed.
         """

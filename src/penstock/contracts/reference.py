@@ -103,7 +103,8 @@ class ReferenceTableSource(ABC):
         """Release everything: connections, threads, locks. Acknowledges nothing. May be called more than
         once, and at any time.
 
-        Every later poll raises `ConnectorStateError`. Checkpoints that were taken before remain valid.
+        Every later poll raises `ConnectorStateError`. Checkpoints that were taken before remain valid. A
+        source that is garbage collected without this call releases everything too.
         """
 
     # --- with defaults --------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from penstock.errors import (
     NoTableError,
     PrivilegeError,
 )
+from penstock.options import OptionTable
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
@@ -34,6 +35,12 @@ from penstock.secret import Secret
 _OWN: Final = frozenset({"url", "table", "columns", "snapshot", "waitseconds"})
 _UNSUPPORTED: Final = frozenset({"dsn", "tables", "process", "polling", "bytriggers", "oldrows"})
 """Options of a capture that the source sets itself, or that records do not support."""
+
+_CAPTURE: Final = OptionTable(
+    (option for option in CAPTURE_OPTIONS.options if option.key not in _UNSUPPORTED),
+    page="docs/guides/records.md",
+    example='"{name}": "…"',
+)
 
 _WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 3600.0
@@ -56,17 +63,19 @@ class RecordSettings:
     wait_seconds: float = _WAIT_SECONDS
 
     @classmethod
-    def parse(cls, config: Mapping[str, str]) -> RecordSettings:
-        folded = {name.lower(): value for name, value in config.items()}
+    def parse(cls, config: Mapping[str, str | None]) -> RecordSettings:
+        """Parse the options; names are case-insensitive, and None is the same as no option."""
+        folded = {name.lower(): value for name, value in config.items() if value is not None}
         table = _table(folded.get("table", ""))
         address = _address(folded.get("url", ""), folded.get("password"))
         rest = {name: value for name, value in folded.items() if name not in _OWN}
-        unknown = sorted(set(rest) - (CAPTURE_OPTIONS.keys - _UNSUPPORTED))
+        unknown = sorted(set(rest) - _CAPTURE.keys)
         if unknown:
             raise ConfigError(
                 f"a record source has no option {', '.join(unknown)}",
                 hint="see docs/guides/records.md for all options",
             )
+        _CAPTURE.check_required(rest)
         rest["dsn"] = address.dsn
         if address.password is not None:
             rest["password"] = address.password.reveal()
@@ -137,7 +146,8 @@ class PostgresRecordSource(RecordSource):
         self.validate(config)
         with self._lock:
             if self._reading is not None or self._is_over.is_set():
-                raise ConfigError("the source was already opened", hint="create a new source for every open")
+                state = "has been closed" if self._is_over.is_set() else "was already opened"
+                raise ConfigError(f"the source {state}", hint="create a new source for every open")
             self._reading = self._begin(config)
 
     @override

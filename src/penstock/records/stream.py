@@ -54,7 +54,7 @@ class RecordBuffer(CdcIterator):
             if self._records:
                 self._changed.notify_all()
                 return self._records.popleft()
-            if self._failure is not None:
+            if self._failure is not None and not self._is_closed:
                 raise self._failure
             raise _closed()
 
@@ -75,7 +75,7 @@ class RecordBuffer(CdcIterator):
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """End the stream: once the buffer is empty, `next` raises `error`."""
+        """End the stream: once the buffer is empty, `next` raises `error`. No effect after `teardown`."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()

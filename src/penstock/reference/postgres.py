@@ -8,8 +8,9 @@ consumers, and releases only confirmed positions.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -50,6 +51,7 @@ _BATCH_ROWS = 10_000
 _BATCH_BYTES = 8 << 20
 _ENDING_SECONDS = 30.0
 _LOOK_SECONDS = 30.0
+_OTHER_TABLE = 'close the other reference table, or give each another name: consumer="…"'
 _ANEW = "start without a checkpoint, which copies the table again"
 
 
@@ -69,13 +71,13 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._settings = settings
         self._table = table
         self._consumer = consumer or f"reference-{table}"
-        self._lock = ConsumerLock(settings.spool, self._consumer)
+        self._lock = ConsumerLock(settings.spool, self._consumer, hint=_OTHER_TABLE)
         self._reader = SpoolReader(settings.spool)
         self._capture: SpoolCapture | SpoolFollower | None = None
         self._shape: TableSchema | None = None
         self._identity: TableIdentity | None = None
         self._look_due = 0.0
-        self._snapshot: Generator[pa.RecordBatch] | None = None
+        self._snapshot: Generator[pa.RecordBatch, None, Position] | None = None
         self._has_rows = False
         self._at: Position | None = None
         self._changes: Iterator[pa.RecordBatch] = iter(())
@@ -85,6 +87,11 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._failure: PenstockError | None = None
         self._is_used = False
         self._is_closed = False
+        # Neither the threads nor the generator of the snapshot refer to this object. So if it is garbage
+        # collected without `close`, the finalizer and the end of the generator release everything.
+        self._held = ExitStack()
+        self._held.callback(self._lock.release)
+        self._end = weakref.finalize(self, self._held.close)
 
     # --- ReferenceTableSource -------------------------------------------------------------------------------
 
@@ -110,14 +117,19 @@ class PostgresReferenceTable(PositionedReferenceTable):
         try:
             if self._snapshot is None:
                 self._begin()
-                self._snapshot = self._read_snapshot()
-            batch = next(self._snapshot, None)
+                self._snapshot = _read_snapshot(
+                    self._settings, self._table, self._known_shape(), self._consumer, again=self._has_rows
+                )
+            batch = next(self._snapshot)
+        except StopIteration as end:
+            self._move(end.value)
+            return None
         except BaseException as error:
             # A generator that raised an error would report its end on the next call.
             self._snapshot = None
             self._note(error)
             raise
-        self._has_rows = self._has_rows or batch is not None
+        self._has_rows = True
         return batch
 
     @override
@@ -180,9 +192,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         self._is_closed = True
         if self._snapshot is not None:
             self._snapshot.close()
-        if self._capture is not None:
-            self._capture.stop()
-        self._lock.release()
+        self._end()
 
     @override
     def confirm(self, checkpoint: SourceCheckpoint) -> None:
@@ -242,31 +252,6 @@ class PostgresReferenceTable(PositionedReferenceTable):
             )
         self._identity = inspect_identity(settings.address, settings.publication, self._table)
         set_released(settings.spool, self._consumer, Position.ZERO)
-
-    def _read_snapshot(self) -> Generator[pa.RecordBatch]:
-        settings, shape = self._settings, self._known_shape()
-        with export_snapshot(settings.address) as exported:
-            fence = exported.fence
-            release(settings.spool, self._consumer, fence)
-            (table,) = chunk_named_tables(
-                settings.address, [self._table], settings.types, settings.publication
-            )
-            if not self._has_shape(table.schema):
-                raise self._altered()
-            if self._has_rows:
-                yield truncate_batch(shape, fence)
-            ordinal = 1
-            with closing(
-                table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)
-            ) as rows:
-                for batch in (
-                    whole.slice(at, _BATCH_ROWS)
-                    for whole in rows
-                    for at in range(0, whole.num_rows, _BATCH_ROWS)
-                ):
-                    yield snapshot_batch(batch, shape, fence.value, ordinal)
-                    ordinal += batch.num_rows
-        self._move(fence)
 
     def _hold_from(self, position: Position) -> None:
         """Keep all changes after `position` in spool and slot, or raise if they are no longer available.
@@ -337,7 +322,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         stops = [first_rejected(self._table, slices, reject_inexact=self._settings.types.rejects_inexact)]
         for each in slices:
             if not self._has_shape(each.file.schema):
-                stops.append(RejectedChange(each.file.min_position.value, self._altered()))
+                stops.append(RejectedChange(each.file.min_position.value, _altered(self._table)))
         return min(filter(None, stops), key=lambda stop: stop.version, default=None)
 
     def _take(self) -> pa.RecordBatch | None:
@@ -355,6 +340,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         if self._capture is None:
             settings = replace(self._settings, tables=())
             self._capture = SpoolFollower(settings) if settings.is_separate else SpoolCapture(settings)
+            self._held.callback(self._capture.stop)
             self._capture.start()
         return self._capture
 
@@ -403,13 +389,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         return self._shape
 
     def _has_shape(self, found: TableSchema) -> bool:
-        ours, theirs = change_schema(self._known_shape()), change_schema(found)
-        return (ours.names, ours.types, self._known_shape().key) == (theirs.names, theirs.types, found.key)
-
-    def _altered(self) -> SchemaChangedError:
-        return SchemaChangedError(
-            f"the reference table {self._table} changed its columns or its key", hint=_ANEW
-        )
+        return _is_same_shape(self._known_shape(), found)
 
     def _position_of(self, checkpoint: SourceCheckpoint) -> Position | None:
         """The position in a checkpoint; None for an empty checkpoint, which is the beginning. Raises
@@ -422,3 +402,38 @@ class PostgresReferenceTable(PositionedReferenceTable):
             return Position.parse(checkpoint.offsets["position"]) if checkpoint.offsets else None
         except (KeyError, ValueError) as error:
             raise CheckpointError("the checkpoint is not one of a Postgres table", hint=_ANEW) from error
+
+
+def _read_snapshot(
+    settings: CaptureSettings, table: TableName, shape: TableSchema, consumer: str, *, again: bool
+) -> Generator[pa.RecordBatch, None, Position]:
+    """Yield the rows of the table under one exported snapshot, and return its position. With `again`, a
+    truncate precedes the rows.
+    """
+    with export_snapshot(settings.address) as exported:
+        fence = exported.fence
+        release(settings.spool, consumer, fence)
+        (chunked,) = chunk_named_tables(settings.address, [table], settings.types, settings.publication)
+        if not _is_same_shape(shape, chunked.schema):
+            raise _altered(table)
+        if again:
+            yield truncate_batch(shape, fence)
+        ordinal = 1
+        with closing(
+            chunked.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)
+        ) as rows:
+            for batch in (
+                whole.slice(at, _BATCH_ROWS) for whole in rows for at in range(0, whole.num_rows, _BATCH_ROWS)
+            ):
+                yield snapshot_batch(batch, shape, fence.value, ordinal)
+                ordinal += batch.num_rows
+    return fence
+
+
+def _is_same_shape(ours: TableSchema, theirs: TableSchema) -> bool:
+    mine, found = change_schema(ours), change_schema(theirs)
+    return (mine.names, mine.types, ours.key) == (found.names, found.types, theirs.key)
+
+
+def _altered(table: TableName) -> SchemaChangedError:
+    return SchemaChangedError(f"the reference table {table} changed its columns or its key", hint=_ANEW)

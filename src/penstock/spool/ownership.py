@@ -103,6 +103,9 @@ class SpoolLock(FileLock):
         )
 
 
+_OTHER_QUERY = 'stop the other query, or give each query another name: .option("consumer", …)'
+
+
 class ConsumerLock(FileLock):
     """The lock that allows only one reader per consumer name.
 
@@ -110,11 +113,12 @@ class ConsumerLock(FileLock):
     acquired here.
     """
 
-    def __init__(self, root: Path, consumer: str) -> None:
+    def __init__(self, root: Path, consumer: str, *, hint: str = _OTHER_QUERY) -> None:
+        """`hint` tells the reader how to choose another consumer name."""
+
         def refusal(holder: str) -> PenstockError:
             return ConsumerBusyError(
-                f"process {holder} already reads the spool at {root} as consumer {consumer}",
-                hint='stop the other query, or give each query another name: .option("consumer", …)',
+                f"process {holder} already reads the spool at {root} as consumer {consumer}", hint=hint
             )
 
         self._root = root

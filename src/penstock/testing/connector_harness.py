@@ -146,6 +146,21 @@ def take(harness: ConnectorHarness, connector: SourceConnector, count: int) -> l
     return target
 
 
+def take_within_limits(
+    harness: ConnectorHarness, connector: SourceConnector, target: list[Row], count: int
+) -> None:
+    """Poll for many rows, then for few, until `target` has `count` rows. Check the size of each batch."""
+    deadline = time.monotonic() + harness.deadline_seconds
+    while len(target) < count:
+        for max_records in (MAX_RECORDS, 1):
+            batch = connector.poll_batch(max_records) if len(target) < count else None
+            if batch is not None:
+                assert 0 < batch.records.num_rows <= max_records
+                harness.apply(target, batch.records)
+        assert time.monotonic() < deadline, f"{len(target)} of {count} rows in time"
+        time.sleep(0.01)
+
+
 def wait_and_take(harness: ConnectorHarness, connector: SourceConnector, event: threading.Event) -> Row:
     """Poll only when the event is set, as a consumer does that waits for it."""
     target: list[Row] = []
@@ -284,6 +299,20 @@ class ConnectorReading:
             harness.add(*rows[6:])
             while len(target) < len(rows):
                 apply_next(harness, connector, target, 1)
+            assert target == rows
+
+    @rule(DOCUMENT, "max-records")
+    def test_no_batch_has_more_rows_than_the_poll_asked_for(self, harness: ConnectorHarness) -> None:
+        """Also not if the connector has read more rows for an earlier poll, with a higher limit."""
+        rows: list[Row] = [(each, f"note {each}") for each in range(8)]
+        target: list[Row] = []
+        harness.add(*rows[:4])
+        with opened(harness) as connector:
+            take_within_limits(harness, connector, target, 4)
+            if harness.reshapes:
+                harness.change_shape()
+            harness.add(*rows[4:])
+            take_within_limits(harness, connector, target, 8)
             assert target == rows
 
     # --- checkpoints ----------------------------------------------------------------------------------------

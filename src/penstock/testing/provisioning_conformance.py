@@ -23,6 +23,9 @@ class ProvisioningHarness(ABC):
         TableName("public", "conformance_c"),
     )
 
+    absent = TableName("public", "conformance_absent")
+    """A table that the source does not have, so that no role can add it."""
+
     @abstractmethod
     def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
         """A new `CaptureProvisioning`: with a role that may create objects if `privileged`, otherwise with a
@@ -95,6 +98,25 @@ class CaptureProvisioningConformance:
         assert not report.manageable
         check_unsatisfied(report)
         assert report.blockers, "blockers must give the reason"
+
+    @rule("wal_change_capture", "ensure_coverage()", "ensure")
+    def test_tables_that_can_be_added_are_added_although_another_cannot(
+        self, harness: ProvisioningHarness
+    ) -> None:
+        addable, required = frozenset(harness.tables), frozenset({*harness.tables, harness.absent})
+        provisioning = harness.provisioning(privileged=True)
+        expected = provisioning.inspect_coverage(required)
+        assert (expected.missing, expected.addable) == (required, addable)
+        report = provisioning.ensure_coverage(required, manage=True)
+        assert harness.streamed() >= addable
+        assert report == expected, "the report describes the source before the changes"
+        rest = provisioning.inspect_coverage(required)
+        for each in (report, rest):
+            assert not each.satisfied
+            assert not each.manageable
+            assert any(harness.absent in blocker.tables for blocker in each.blockers)
+        assert (rest.present, rest.missing) == (addable, frozenset({harness.absent}))
+        assert not rest.addable
 
     @rule("wal_change_capture", "satisfied")
     def test_ensuring_does_nothing_when_satisfied(self, harness: ProvisioningHarness) -> None:

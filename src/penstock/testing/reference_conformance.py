@@ -20,6 +20,7 @@ hundred lines that passes the suite.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -520,6 +521,23 @@ class ReferenceTableConformance:
         done.close()
         for source in (unused, begun, done):
             source.close()
+        wait_for(
+            lambda: harness.open_resources() == before,
+            f"the resources of before, {before},",
+            harness.open_resources,
+            harness.deadline_seconds,
+        )
+
+    @rule("reference_table_source", "releases")
+    def test_source_that_is_dropped_without_close_releases_everything(
+        self, harness: ReferenceHarness
+    ) -> None:
+        commit_many(harness)
+        before = harness.open_resources()
+        Follower(harness, harness.source()).poll_snapshot()
+        gc.collect()
+        Follower(harness, harness.source()).finish_snapshot().poll_changes()
+        gc.collect()
         wait_for(
             lambda: harness.open_resources() == before,
             f"the resources of before, {before},",

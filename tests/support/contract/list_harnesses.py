@@ -92,7 +92,7 @@ class ListConnectorHarness(ConnectorHarness):
 
 class RegisterHarness(ProvisioningHarness):
     def __init__(self) -> None:
-        self.register = Register()
+        self.register = Register(*self.tables)
 
     @override
     def provisioning(self, *, privileged: bool) -> CaptureProvisioning:

@@ -117,6 +117,15 @@ def test_option_that_means_nothing_is_refused(option: str, text: str) -> None:
     assert raised.value.hint
 
 
+def test_name_that_no_slot_or_several_publications_have_is_refused_before_any_connection() -> None:
+    """Otherwise the capture would create the publication, and then fail to create the slot."""
+    address, spool = SourceAddress.parse(LEAST["dsn"]), Path("/spool")
+    with pytest.raises(ConfigError, match="'No-Slot' cannot be the name of a replication slot"):
+        CaptureSettings(address, "No-Slot", "p", spool)
+    with pytest.raises(ConfigError, match="lists several: a,b"):
+        CaptureSettings(address, "s", "a,b", spool)
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/spool", "gs://bucket/spool"])
 def test_a_spool_or_a_reference_in_an_object_store_is_refused(url: str) -> None:
     address = SourceAddress.parse(LEAST["dsn"])

@@ -38,6 +38,16 @@ def test_rows_are_returned_in_parts_of_at_most_the_requested_size() -> None:
     assert queue.take_mark() is None
 
 
+def test_a_step_that_is_put_back_is_the_next_one_and_is_cut_to_the_requested_size() -> None:
+    queue = StepQueue(threading.Event())
+    queue.put([rows(1, 2, 3), reached(7)])
+    step = queue.take(3)
+    assert step is not None
+    queue.put_back(step)
+    assert [ids(queue.take(1)), ids(queue.take(5))] == [[1], [2, 3]]
+    assert queue.take_mark() == reached(7)
+
+
 def test_the_event_is_set_while_there_is_something() -> None:
     ready = threading.Event()
     queue = StepQueue(ready)

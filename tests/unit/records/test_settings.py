@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError, InvalidUrlError, NoTableError
-from penstock.records.source import RecordSettings
+from penstock.records.source import PostgresRecordSource, RecordSettings
 from penstock.schema import TableName
 
 GOOD = {
@@ -88,3 +88,32 @@ def test_password_is_taken_out_of_sight(given: dict[str, str]) -> None:
     assert settings.capture.address.password is not None
     assert settings.capture.address.password.reveal() == "hush"
     assert "hush" not in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["url", "table"])
+def test_required_setting_that_is_none_is_missing(name: str) -> None:
+    config: dict[str, str | None] = {**GOOD, name: None}
+    with pytest.raises(ConfigError, match=f"the option '{name}' is missing"):
+        RecordSettings.parse(config)
+
+
+def test_setting_that_is_none_has_its_default() -> None:
+    config: dict[str, str | None] = {
+        **GOOD,
+        **dict.fromkeys(("columns", "snapshot", "waitSeconds", "publication")),
+    }
+    assert RecordSettings.parse(config) == RecordSettings.parse(GOOD)
+
+
+@pytest.mark.parametrize("name", ["slot", "spool"])
+def test_missing_option_is_named_in_the_form_of_a_config(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the option '{name}' is missing") as raised:
+        RecordSettings.parse({key: value for key, value in GOOD.items() if key != name})
+    assert raised.value.hint == f'add "{name}": "…"'
+
+
+def test_source_that_was_torn_down_and_never_opened_says_so() -> None:
+    source = PostgresRecordSource()
+    source.teardown()
+    with pytest.raises(ConfigError, match="has been closed"):
+        source.open(GOOD)

@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from penstock.capture.change_stream import LiveChanges, register
 from penstock.capture.events import snapshot_changes
-from penstock.capture.provision import ensure_or_warn
 from penstock.capture.pull import FeedCapture
+from penstock.capture.source_checks import ensure_or_warn
 from penstock.capture.trigger import provision
 from penstock.capture.trigger.feed import TriggerFeed, TriggerSettings
 from penstock.contracts.capture import ChangeCapture, ChangeStream
@@ -64,9 +64,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
         stream as with a `WalCapture`.
         """
         settings = self.settings
-        ensure_or_warn(self, self.required, self.manage, {"schema": settings.name})
+        coverage = ensure_or_warn(self, self.required, self.manage, {"schema": settings.name})
         with connect(settings.address) as connection:
-            provision.check_usable(connection, settings.name)
+            provision.check_usable(connection, settings.name, coverage)
             ChangeTable(connection, settings.name).inspect()
         register(settings.spool)
         return LiveChanges(
@@ -103,7 +103,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
-        return provision.ensure_trigger_coverage(self.settings.address, self.settings.name, required, manage)
+        return provision.ensure_trigger_coverage(
+            self.settings.address, self.settings.name, required, manage, partly=True
+        )
 
 
 @contextmanager

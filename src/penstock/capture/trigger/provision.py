@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.capture.provision import table_sql, write_blockers
+from penstock.capture.source_checks import gap_text
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     ChangeTableMissingError,
@@ -38,7 +39,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TriggerPlan:
-    """The observed coverage, and the statements that would create the missing objects."""
+    """The observed coverage, and the statements that create the missing objects of all tables without
+    blockers.
+    """
 
     report: CoverageReport
     installation: Installation
@@ -53,14 +56,19 @@ def inspect_trigger_coverage(
 
 
 def ensure_trigger_coverage(
-    address: SourceAddress, schema: str, required: Collection[TableName], manage: bool
+    address: SourceAddress,
+    schema: str,
+    required: Collection[TableName],
+    manage: bool,
+    *,
+    partly: bool = False,
 ) -> CoverageReport:
-    """Add missing triggers if `manage` is set and the role has the right. Returns the coverage before the
-    change.
+    """Add missing triggers if `manage` is set and the role has the right. If blockers affect some of the
+    tables, add none, or with `partly` the others. Returns the coverage before the change.
     """
     with connect(address) as connection:
         plan = plan_trigger_coverage(connection, schema, required)
-        if manage and plan.report.manageable:
+        if manage and (plan.report.manageable or (partly and plan.report.addable)):
             plan.installation.run(connection)
             _log.info("triggers set up", extra={"schema": schema, "tables": len(plan.installation.tables)})
         return plan.report
@@ -101,16 +109,21 @@ def plan_trigger_coverage(
         blockers=tuple(blockers),
         remediation=installation.texts if has_gap else (),
     )
-    return TriggerPlan(report, installation)
+    addable = tuple(table for table in installation.tables if table in report.addable)
+    return TriggerPlan(report, replace(installation, tables=addable))
 
 
-def check_usable(connection: Connection, schema: str) -> None:
-    """Raise unless the change table exists and this role may read it and delete from it."""
+def check_usable(connection: Connection, schema: str, coverage: CoverageReport | None = None) -> None:
+    """Raise unless the change table exists and this role may read it and delete from it. The blockers in
+    `coverage` explain why the capture has not created the change table.
+    """
     facts = inspect_change_table(connection, schema) if has_change_table(connection, schema) else None
     if facts is None:
         raise ChangeTableMissingError(
             f"the change table {schema} does not exist, so changes are not recorded",
-            hint="let the capture create it, with with_trigger_management, or run the statements of its "
+            hint=gap_text(coverage)
+            if coverage is not None and coverage.blockers
+            else "let the capture create it, with with_trigger_management, or run the statements of its "
             "coverage report",
         )
     if not facts.is_usable:
