@@ -27,6 +27,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
 from penstock.secret import Secret
 from penstock.spool.retention import released_by_all
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
@@ -171,6 +172,7 @@ def test_slot_that_others_moved_is_a_gap(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     shutil.rmtree(wal.settings.spool / "segments")
     before = released_by_all(wal.settings.spool) or Position.ZERO
+    wal.await_free_slot()
     wal.database.execute(
         "SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", wal.settings.slot
     )
@@ -301,10 +303,14 @@ def test_server_that_cannot_be_reached_is_raised_by_live_itself(wal: WalHarness)
 def test_no_slot_is_made_while_there_is_no_publication(wal: WalHarness) -> None:
     with pytest.raises(PublicationError, match="does not exist"):
         WalCapture(wal.settings).live()
-    with pytest.raises(PublicationError, match="does not exist"):
+    with pytest.raises(PublicationError, match="does not exist") as raised:
         WalCapture(wal.settings).with_publication_management({wal.table}, manage=False).live()
     assert not wal.has_slot
     assert not Path(wal.settings.spool).exists()
+    statement, _, alternative = (raised.value.hint or "").partition(" or ")
+    assert alternative.startswith("pass manage=True to with_publication_management")
+    wal.database.execute(statement)
+    assert WalCapture(wal.settings).inspect_coverage({wal.table}).satisfied
 
 
 def test_publication_is_made_before_the_slot_and_extended_later(wal: WalHarness) -> None:
@@ -324,6 +330,59 @@ def test_publication_is_made_before_the_slot_and_extended_later(wal: WalHarness)
         check_same(
             take(stream, 1, wal.deadline_seconds), [upsert(wal.other, 1, "x")], "a table that came later"
         )
+
+
+def test_tables_that_can_be_published_are_streamed_although_another_cannot(
+    wal: WalHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    required = {wal.table, wal.other, TableName("public", "absent")}
+    capture = WalCapture(wal.settings).with_publication_management(required, manage=True)
+    with closing(capture.live()) as stream:
+        wal.commit(upsert(wal.other, 1, "x"))
+        check_same(
+            take(stream, 1, wal.deadline_seconds),
+            [upsert(wal.other, 1, "x")],
+            "published tables are streamed",
+        )
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.getMessage() == (
+        "not every required table is captured; blocked by: there is no table public.absent in the source "
+        "(check the name, which is case-sensitive)"
+    )
+    assert vars(warning)["missing"] == ["public.absent"]
+
+
+@pytest.mark.parametrize(
+    ("required", "hint"),
+    [
+        (
+            {TableName("public", "absent")},
+            (
+                "blocked by: there is no table public.absent in the source "
+                "(check the name, which is case-sensitive)"
+            ),
+        ),
+        (set(), "{create} or name its tables in with_publication_management, so that the capture creates it"),
+        (
+            None,
+            (
+                "{create} or call with_publication_management(tables, manage=True), "
+                "so that the capture creates it"
+            ),
+        ),
+    ],
+)
+def test_hint_for_a_missing_publication_fits_a_capture_that_manages_it(
+    wal: WalHarness, required: set[TableName] | None, hint: str
+) -> None:
+    capture = WalCapture(wal.settings)
+    if required is not None:
+        capture = capture.with_publication_management(required, manage=True)
+    with pytest.raises(PublicationError, match="does not exist") as raised:
+        capture.live()
+    create = f'CREATE PUBLICATION "{wal.settings.publication}" FOR TABLE …;'
+    assert raised.value.hint == hint.format(create=create)
+    assert not wal.has_slot
 
 
 def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(

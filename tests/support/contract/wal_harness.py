@@ -52,7 +52,8 @@ class WalHarness(TablesHarness):
             self.database.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot)
         )
 
-    def drop_slot(self) -> None:
+    def await_free_slot(self) -> None:
+        """Wait until no reader has the slot. A closed stream may still have it for a moment."""
         free = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND active"
         wait_for(
             lambda: self.database.query(free, self.settings.slot) == [(0,)],
@@ -60,6 +61,9 @@ class WalHarness(TablesHarness):
             self.open_resources,
             self.deadline_seconds,
         )
+
+    def drop_slot(self) -> None:
+        self.await_free_slot()
         self.database.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
             self.settings.slot,
