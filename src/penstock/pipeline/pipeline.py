@@ -51,6 +51,7 @@ from penstock.pipeline.table_selection import (
     check_configuration,
     check_selected,
     inspect_pipeline,
+    is_any_selected,
     select_tables,
 )
 from penstock.pipeline.table_states import TableState, TableStatus
@@ -204,6 +205,8 @@ class Pipeline:
         """
         with connect(self._address) as connection:
             source_adapter(self._config).check_server(connection)
+            if self._reconciler is not None and is_any_selected(connection, self._config):
+                return True  # the reconciler reads the file again, and rejects changes that discard rows
         found = await_tables(self._reloaded, self._observer.announced, self._stopping.wait)
         self._config = found or self._config
         return found is not None

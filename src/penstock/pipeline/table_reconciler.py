@@ -136,6 +136,8 @@ class TableReconciler:
     _checked_at: float = 0.0
     _queried_at: float = 0.0
     _announced: str | None = None
+    _rejected: list[str] = field(default_factory=list)
+    """The settings for which the configuration file was last rejected, with their tables."""
     _unread: dict[TableName, int] = field(default_factory=dict)
     """The number of consecutive failures for each table whose resync waits because its target cannot be read.
     """
@@ -205,8 +207,16 @@ class TableReconciler:
             config = self.reload()
             if config.tables != self.config.tables:
                 reloaded = self.config.model_copy(update={"tables": config.tables})
-                if self._can_apply(reloaded, orders):
+                lost = self._find_lost(reloaded, orders)
+                if not lost:
                     changed, self.config = True, reloaded
+                elif lost != self._rejected:
+                    self.observer.announced(
+                        "`tables:` in the configuration is not applied: its changes need a resync that would "
+                        f"discard what only the target has ({'; '.join(lost)}). Restore the settings, or run "
+                        "penstock tables resync"
+                    )
+                self._rejected = lost
             elif config != self.config:
                 self._announce(
                     "settings other than tables: changed in the configuration; "
@@ -214,24 +224,19 @@ class TableReconciler:
                 )
         return changed
 
-    def _can_apply(self, reloaded: PipelineConfig, orders: TableOverrides) -> bool:
-        """Whether the targets can follow the reloaded `tables:`. Otherwise announces the tables that would
-        lose rows, and the run continues with the former settings.
-        """
+    def _find_lost(self, reloaded: PipelineConfig, orders: TableOverrides) -> list[str]:
+        """Return the changed settings, with their tables, that the targets cannot follow without a loss."""
         wanted = reloaded.with_tables(orders.added, orders.removed)
-        lost = [
-            f"{setting} of {name}"
-            for name, target in self.tables.targets.items()
-            if name not in orders.resync and wanted.has(name) and not self.tables.statuses[name].is_over
-            if (setting := find_changed_setting(None, target, wanted.schema_rule(name))) is not None
-        ]
-        if lost:
-            self._announce(
-                "`tables:` in the configuration is not applied, because its changes need a resync that would "
-                f"discard what only the target has: {'; '.join(lost)}. Restore the settings, or run "
-                "penstock tables resync"
-            )
-        return not lost
+        targets, statuses = self.tables.targets.copy(), self.tables.statuses  # epochs change them
+        lost = []
+        for name, target in targets.items():
+            status = statuses.get(name)
+            if status is None or status.is_over or name in orders.resync or not wanted.has(name):
+                continue
+            setting = find_changed_setting(None, target, wanted.schema_rule(name))
+            if setting is not None:
+                lost.append(f"{setting} of {name}")
+        return lost
 
     def _announce(self, reason: str) -> None:
         if reason != self._announced:

@@ -412,8 +412,8 @@ def find_changed_setting(schema: TableSchema | None, target: Target, rule: Schem
     if rule.auto_resync:
         return None
     if not is_made_by(target, rule.transform):
-        return "columns:, where: or sql:"
-    return "types:" if schema is not None and is_retyped(schema, target) else None
+        return "columns:, where:, sql: or hash_key:"
+    return "types:" if schema is not None and is_retyped(schema, target, rule.transform) else None
 
 
 def check_configuration(tables: Tables, ordered: Collection[TableName]) -> None:

@@ -25,7 +25,9 @@ from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorrup
 from penstock.pipeline.routing import routed_views
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogShape, CatalogTable
-from penstock.schema import TableName, TableSchema, is_routed
+from penstock.postgres.types.registry import BUILTIN_TYPES
+from penstock.postgres.types.scalars import declared_decimal
+from penstock.schema import Members, TableName, TableSchema, is_routed, joined_schema
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import Evolution, ResyncRequired, has_types, same_views
 from penstock.sinks.lineage import Origin, resolve_attnums
@@ -95,6 +97,7 @@ def _numbers(schema: TableSchema) -> object:
     return None if schema.attributes is None else (schema.attributes.numbers, schema.attributes.width)
 
 
+_NUMERIC = BUILTIN_TYPES["numeric"][0]
 OTHER_TRANSFORM = "its transform was changed"
 RETYPED = "`types:` in the configuration was changed"
 RECREATED = "it was dropped and recreated"
@@ -392,7 +395,7 @@ def find_resync_reason(schema: TableSchema, target: Target, transform: Transform
         return RECREATED if schema.members is None else "the tables routed into it changed"
     if not is_made_by(target, transform):
         return OTHER_TRANSFORM
-    if is_retyped(schema, target):
+    if is_retyped(schema, target, transform):
         return RETYPED
     origin = target.origin
     if origin is not None and origin.is_shape_of(schema) and not origin.is_same(schema):
@@ -400,15 +403,50 @@ def find_resync_reason(schema: TableSchema, target: Target, transform: Transform
     return None
 
 
-def is_retyped(schema: TableSchema, target: Target) -> bool:
+def is_retyped(schema: TableSchema, target: Target, transform: Transform | None = None) -> bool:
     """Whether source columns that were not altered are now read with other Arrow types than when the target
-    was filled.
+    was filled. `schema` is that of the source table, before `transform`.
     """
+    if schema.members is not None:
+        held = _oid_as_held(schema, schema.members, target)
+        return schema.oid != target.source_oid and held == target.source_oid
     origin = target.origin
-    if origin is None or not origin.is_shape_of(schema):
+    if origin is None:
+        return transform is None and schema.oid == target.source_oid and _has_other_numbers(schema, target)
+    if not origin.is_shape_of(schema):
         return False
-    is_same = origin.is_read_as(schema) if origin.made_by else has_types(target.schema, origin, schema)
-    return not is_same
+    if not origin.made_by:
+        return not has_types(target.schema, origin, schema)
+    if origin.read_as:
+        return not origin.is_read_as(schema)
+    return transform is not None and not _has_columns(target, transform.schema(schema))
+
+
+def _oid_as_held(schema: TableSchema, members: Members, target: Target) -> int:
+    """Return the OID that the routed table would have if its members had the types of the target."""
+    held = {field.name: field.type for field in target.schema}
+    retyped = [
+        replace(
+            member,
+            columns=tuple(
+                replace(column, arrow_type=held.get(column.name, column.arrow_type))
+                for column in member.columns
+            ),
+        )
+        for member in members.schemas
+    ]
+    return joined_schema(schema.name, members.source_column, retyped).oid
+
+
+def _has_other_numbers(schema: TableSchema, target: Target) -> bool:
+    """Whether the target has another type for a column whose type `types.numeric` decides."""
+    held = {field.name: field.type for field in target.schema}
+    return any(
+        column.type_oid == _NUMERIC
+        and declared_decimal(column.type_modifier) is None
+        and held.get(column.name, column.arrow_type) != column.arrow_type
+        for column in schema.columns
+    )
 
 
 def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema]) -> None:
@@ -419,7 +457,7 @@ def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema
     if target.origin is None:
         if not all(_is_plain(target, version) for version in seen):
             raise _refused(rule, target, "it changed, and its target has no record of column numbers")
-    elif any(is_retyped(version, target) for version in versions):
+    elif any(is_retyped(version, target, rule.transform) for version in versions):
         raise _refused(rule, target, RETYPED)
     elif not all(target.origin.is_shape_of(version) for version in versions) or not all(
         _has_columns(target, version) for version in seen
