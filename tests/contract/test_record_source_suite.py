@@ -191,10 +191,6 @@ class BeginsAnewInSilence(ListRecordSource):
             return super().read(None)
 
 
-class RetryableInterruption(SnapshotInterruptedError):
-    recovery = Recovery.RETRY
-
-
 @caught_by(SOURCES.test_interrupted_snapshot_cannot_be_resumed)
 class AsksForARetry(ListRecordSource):
     @override
@@ -202,7 +198,9 @@ class AsksForARetry(ListRecordSource):
         try:
             return super().read(position)
         except SnapshotInterruptedError as error:
-            raise RetryableInterruption(error.message, hint=error.hint) from error
+            # Not in a subclass, which would belong to the tree of errors in this process.
+            vars(error)["recovery"] = Recovery.RETRY
+            raise
 
 
 @caught_by(SOURCES.test_reading_from_the_start_again_takes_a_new_snapshot)
