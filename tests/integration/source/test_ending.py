@@ -56,7 +56,7 @@ def test_failing_query_releases_the_slot(source: ChangeSource) -> None:
 
 
 READER = """
-import json, sys
+import json, select, sys
 from penstock.spark.reader import ControlStreamReader
 reader = ControlStreamReader(json.loads(sys.argv[1]))
 try:
@@ -64,7 +64,9 @@ try:
     while offset["position"] == "0/0":
         offset = reader.latestOffset()
     print(offset["position"], flush=True)
-    sys.stdin.read()
+    # A signal right before a blocking read would be handled only at the end of the input.
+    while not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass
 finally:
     print("stopping", flush=True)
     reader.stop()
