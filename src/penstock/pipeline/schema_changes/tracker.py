@@ -408,8 +408,8 @@ def is_retyped(schema: TableSchema, target: Target, transform: Transform | None 
     was filled. `schema` is that of the source table, before `transform`.
     """
     if schema.members is not None:
-        held = _oid_as_held(schema, schema.members, target)
-        return schema.oid != target.source_oid and held == target.source_oid
+        is_same = schema.oid == target.source_oid
+        return not is_same and _oid_as_held(schema, schema.members, target) == target.source_oid
     origin = target.origin
     if origin is None:
         return transform is None and schema.oid == target.source_oid and _has_other_numbers(schema, target)
