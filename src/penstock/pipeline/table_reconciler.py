@@ -204,7 +204,7 @@ class TableReconciler:
         changed = orders != self._orders
         self._orders = orders
         if self.reload is not None:
-            config = self.reload()
+            config, lost = self.reload(), list[str]()
             if config.tables != self.config.tables:
                 reloaded = self.config.model_copy(update={"tables": config.tables})
                 lost = self._find_lost(reloaded, orders)
@@ -216,12 +216,12 @@ class TableReconciler:
                         f"discard what only the target has ({'; '.join(lost)}). Restore the settings, or run "
                         "penstock tables resync"
                     )
-                self._rejected = lost
             elif config != self.config:
                 self._announce(
                     "settings other than tables: changed in the configuration; "
                     "restart the pipeline to apply them"
                 )
+            self._rejected = lost
         return changed
 
     def _find_lost(self, reloaded: PipelineConfig, orders: TableOverrides) -> list[str]:
